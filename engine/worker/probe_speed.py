@@ -105,7 +105,7 @@ def measure(device: torch.device) -> dict[str, float]:
     weights = parameters(model)
     # The network has one id less than the model, so that `time_decoding` can use the last id as an
     # end token that is never sampled.
-    network = DecoderNetwork(Decoder.of(model), vocab=VOCAB - 1)
+    network = DecoderNetwork(Decoder.from_transformers(model), vocab=VOCAB - 1)
     adapter = network.new_adapter(LORA, seed=0)
     # Operations per token and weight: 2 forward, 2 more for the gradient of the inputs; the frozen
     # weights need none of their own. Decoding goes forward only.

@@ -11,11 +11,11 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from engine.worker.ops import fused_ops
-from engine.worker.ops.fused_ops import Pointwise
+from engine.worker.ops.fused_ops import LayerFunctions
 from engine.worker.ops.liger import Liger
 
 
-def interpreted() -> Pointwise:
+def interpreted() -> LayerFunctions:
     """Liger's set of functions, for tensors on the CPU."""
     convert: Any = interpreter._implicit_cvt
 
@@ -27,6 +27,6 @@ def interpreted() -> Pointwise:
 
     interpreter._implicit_cvt = scalar_too
     kernels = Liger()
-    for module in (kernels._rms, kernels._sum):
+    for module in (kernels._rms_norm, kernels._sum_and_norm):
         module.rsqrt = lambda x: tl.math.rsqrt(x)  # looked up when it is interpreted
-    return fused_ops.of_liger(kernels)
+    return fused_ops.liger_functions(kernels)

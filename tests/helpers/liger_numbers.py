@@ -22,7 +22,7 @@ from tiny_decoders import VOCAB, own, spec, stir, tiny
 from engine.worker.core.batch import Row
 from engine.worker.network.decode_forward import Forward
 from engine.worker.ops import fused_ops
-from engine.worker.ops.fused_ops import TORCH, Pointwise, Sizes
+from engine.worker.ops.fused_ops import TORCH, LayerFunctions, Sizes
 
 CPU = torch.device("cpu")
 PROMPT = [5, 9, 2, 44, 17]
@@ -38,7 +38,7 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a.double() - b.double()).norm() / b.double().norm())
 
 
-def functions(liger: Pointwise, dtype: torch.dtype) -> float:
+def functions(liger: LayerFunctions, dtype: torch.dtype) -> float:
     """The largest distance of any function's results, over random sizes."""
     chance, worst = random.Random(0), 0.0
     for normed in (True, False, True, False):
@@ -52,15 +52,15 @@ def functions(liger: Pointwise, dtype: torch.dtype) -> float:
             normed,
         )
         for rows in (1, chance.randrange(2, 40)):
-            mine = fused_ops.trial(liger, sizes, rows, dtype, CPU)
-            exact = fused_ops.trial(TORCH, sizes, rows, dtype, CPU)
+            mine = fused_ops.results_by_function(liger, sizes, rows, dtype, CPU)
+            exact = fused_ops.results_by_function(TORCH, sizes, rows, dtype, CPU)
             for name, wanted in exact.items():
                 for got, each in zip(mine[name], wanted, strict=True):
                     worst = max(worst, apart(got, each))
     return worst
 
 
-def many_rows(liger: Pointwise) -> float:
+def many_rows(liger: LayerFunctions) -> float:
     """Norms of 32,768 rows, from where on Liger has another kernel."""
     torch.manual_seed(0)
     x, dy, weight = torch.randn(32_768, 8), torch.randn(32_768, 8), torch.randn(8)
@@ -70,11 +70,11 @@ def many_rows(liger: Pointwise) -> float:
     return max(apart(y, wanted), apart(back, TORCH.norm_gradient(exact, weight, dy)))
 
 
-def model(family: str, liger: Pointwise) -> dict[str, float]:
+def model(family: str, liger: LayerFunctions) -> dict[str, float]:
     network: Any = own(tiny(family)).network
     adapter = stir(network.new_adapter(spec(dropout=0.25), 1))
 
-    def trained(use: Pointwise, twice: bool = False, **options: Any) -> Any:
+    def trained(use: LayerFunctions, twice: bool = False, **options: Any) -> Any:
         network.decoder.functions = use
         torch.manual_seed(3)
         values, _ = network.logprobs(network.collate(ROWS), adapter, **options)
@@ -90,7 +90,7 @@ def model(family: str, liger: Pointwise) -> dict[str, float]:
     def worst(mine: Any, other: Any) -> float:
         return max(apart(mine[1][name], other[1][name]) for name in other[1])
 
-    def sampled(use: Pointwise) -> torch.Tensor:
+    def sampled(use: LayerFunctions) -> torch.Tensor:
         network.decoder.functions = use
         forward = Forward(network.decoder, network.decoder.weights(adapter), VOCAB, 32)
         with torch.inference_mode():

@@ -19,7 +19,7 @@ from engine.worker.core.batch import Row
 from engine.worker.network.adapter import Adapter, LoraSpec
 from engine.worker.network.decoder import Decoder, Rope
 from engine.worker.network.network import DecoderNetwork
-from engine.worker.ops.fused_ops import AS_WRITTEN, Choice, of_liger
+from engine.worker.ops.fused_ops import AS_WRITTEN, Choice, liger_functions
 from engine.worker.ops.liger import Liger
 
 META = torch.device("meta")
@@ -126,7 +126,7 @@ def owned_by(network: DecoderNetwork, adapter: Any) -> list[torch.Tensor]:
     for number, layer in enumerate(decoder.layers):
         norms = (layer.norm_in, layer.norm_mid, layer.q_norm, layer.k_norm)
         owned += [norm for norm in norms if norm is not None]
-        for adapted in weights.of(number):
+        for adapted in weights.layer(number):
             owned += [adapted.weight, *(adapted.joint or ())]
     return owned
 
@@ -224,7 +224,7 @@ def fused() -> Choice:
     kernels._rope = _Rope()
     kernels._launch_settings = lambda width: (width, 4)
     kernels._next_power_of_2 = lambda number: 1 << (number - 1).bit_length()
-    return Choice(of_liger(kernels))
+    return Choice(liger_functions(kernels))
 
 
 def _like(x: torch.Tensor) -> torch.Tensor:

@@ -68,7 +68,7 @@ def tiny(family: str, *, seed: int = 1, **changes: Any) -> PreTrainedModel:
 
 def own(model: PreTrainedModel, vocab: int = VOCAB) -> Base:
     """The engine's own forward over `model`, which it consumes; nothing is read from disk."""
-    network = DecoderNetwork(Decoder.of(model), vocab)
+    network = DecoderNetwork(Decoder.from_transformers(model), vocab)
     return Base(network, None, [0], Path())  # pyright: ignore[reportArgumentType]
 
 

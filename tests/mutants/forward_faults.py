@@ -153,8 +153,8 @@ FORWARD = [
     Fault(
         "dropout reaches the frozen layer",
         "network/weights.py",
-        "dropped = F.dropout(x, dropout) if dropout else x",
-        "x = dropped = F.dropout(x, dropout) if dropout else x",
+        "adapter_input = F.dropout(x, dropout) if dropout else x",
+        "x = adapter_input = F.dropout(x, dropout) if dropout else x",
         ("network/test_network.py::test_dropout_never_touches_the_frozen_layer",),
     ),
     Fault(
@@ -214,7 +214,7 @@ FORWARD = [
     Fault(
         "the adapter's share of the input's gradient is lost",
         "ops/kernels.py",
-        "                dx.addmm_(d_low_rank, a.to(dropped.dtype))\n",
+        "                dx.addmm_(d_low_rank, a.to(adapter_input.dtype))\n",
         "                pass\n",
         (FACTORS, PEFT.replace("True", "False")),
     ),
@@ -241,7 +241,7 @@ FORWARD = [
     ),
     Fault(
         "queries carry the keys' norm",
-        "ops/fused_ops.py",
+        "ops/norms.py",
         "return torch.cat([q.expand(heads, -1), k.expand(kv_heads, -1)])",
         "return torch.cat([k.expand(heads, -1), q.expand(kv_heads, -1)])",
         (FORMULAS + "[qwen3]",),

@@ -156,10 +156,12 @@ LEARNING = [
         "grpo forgets the lengths",
         "update/losses.py",
         "ratio = torch.exp(tokens.policy - tokens.old)\n"
-        "    term = clipped_loss(ratio, tokens.advantage, clip) * tokens.correction\n"
+        "    term = clipped_loss(ratio, tokens.advantage, clip) * tokens.correction"
+        "  # importance weight\n"
         "    return term / (tokens.lengths[tokens.row] * normaliser.trajectories)",
         "ratio = torch.exp(tokens.policy - tokens.old)\n"
-        "    term = clipped_loss(ratio, tokens.advantage, clip) * tokens.correction\n"
+        "    term = clipped_loss(ratio, tokens.advantage, clip) * tokens.correction"
+        "  # importance weight\n"
         "    return term / normaliser.tokens",
         (gradient("grpo"),),
     ),

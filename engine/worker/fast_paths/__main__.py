@@ -51,19 +51,21 @@ def main(names: list[str]) -> None:
 
 
 def _try_one_path(name: str, device: torch.device) -> PathResult:
-    """Try the path with this name on the device."""
+    """Try the fast path with this name on the device, and return its result. A path with several
+    parts also reports each part to stdout."""
     if name in IN_PARTS:
-        return IN_PARTS[name](device, _Parts().say)
+        return IN_PARTS[name](device, _PartReporter().report)
     return try_path(name, TRIALS[name], device)
 
 
-class _Parts:
+class _PartReporter:
     """Writes to stdout which of its parts a path is doing."""
 
     def __init__(self) -> None:
+        """Begin with no part written."""
         self._last_part, self._written_at = "", 0.0
 
-    def say(self, part: str) -> None:
+    def report(self, part: str) -> None:
         """Write `part`, unless it is the part last written; that is repeated only after AGAIN_S
         seconds."""
         now = time.monotonic()
@@ -73,7 +75,7 @@ class _Parts:
 
 
 def _write_line(line: object) -> None:
-    """Write one line of JSON for the process that started this one."""
+    """Write `line` as one line of JSON to stdout, for the process that started this one."""
     sys.stdout.write(f"{json.dumps(line)}\n")
     sys.stdout.flush()
 
@@ -82,9 +84,9 @@ def _exit_with_parent() -> None:
     """End this process as soon as its stdin is closed, because then the process that asked for the
     trials is gone."""
     # os.read and not sys.stdin: this thread would hold the lock of sys.stdin when Python exits.
-    while os.read(0, 65536):
+    while os.read(0, 65536):  # 0: stdin; nothing is read once it is closed
         pass
-    os._exit(1)
+    os._exit(1)  # a normal exit would end this thread alone
 
 
 if __name__ == "__main__":

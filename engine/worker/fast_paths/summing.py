@@ -25,19 +25,21 @@ ROUNDS = 5  # each sum is timed so often; the fastest round counts
 
 
 def exact_part(size: int, rank: int, device: torch.device) -> torch.Tensor:
-    """Make a rank's vector of small integers. Their sum over all ranks is exact, in whatever order
-    they are added."""
+    """Make a rank's vector of `size` small integers, as float32. Their sum over all ranks is exact,
+    in whatever order they are added."""
     return ((torch.arange(size, device=device) * (rank + 1)) % 1009).to(torch.float32)
 
 
 def rounded_part(size: int, rank: int, device: torch.device) -> torch.Tensor:
-    """Make a rank's vector of random numbers, whose sum over all ranks is rounded."""
+    """Make a rank's vector of `size` random numbers, seeded by the rank. Their sum over all ranks
+    is rounded, so it shows whether all ranks round alike."""
     generator = torch.Generator().manual_seed(rank)
     return torch.randn(size, generator=generator).to(device)
 
 
 def add_up(vector: torch.Tensor) -> torch.Tensor:
-    """Return the sum of all ranks' vectors, of which `vector` is this rank's."""
+    """Return the sum of all ranks' vectors, of which `vector` is this rank's; that stays as it is.
+    All ranks must call this."""
     total = vector.clone()
     distributed.all_reduce(total)
     return total
@@ -49,7 +51,8 @@ def main(store: str, rank: int, count: int, backend: str, kind: str) -> None:
     Args:
         store: the file through which the ranks find each other.
         rank, count: this process's number, and how many there are.
-        kind: "cpu" or "cuda".
+        backend: what torch adds up through, "nccl" or "gloo".
+        kind: the kind of device, "cpu" or "cuda".
     """
     kernel.die_with_parent()
     device, size = torch.device(kind), SIZES[kind]
@@ -65,7 +68,8 @@ def main(store: str, rank: int, count: int, backend: str, kind: str) -> None:
 
 
 def _seconds(vector: torch.Tensor) -> float:
-    """Measure the seconds of one sum, until its result is complete."""
+    """Measure the seconds of one sum over all ranks, until its result is complete. Overwrites
+    `vector`, this rank's part, with the sum. All ranks must call this."""
     if vector.is_cuda:
         torch.cuda.synchronize()
     began = time.perf_counter()

@@ -37,7 +37,7 @@ class Trial:
     plain: Work | None = None
 
 
-class NotHere(Exception):
+class PathUnavailable(Exception):
     """Raised if the path cannot be tried on this machine; the message says why."""
 
 
@@ -46,7 +46,7 @@ def try_path(name: str, make: Callable[[torch.device], Trial], device: torch.dev
 
     Args:
         name: of the path in the catalogue.
-        make: prepares what is computed. It raises NotHere if the path cannot be tried here.
+        make: prepares what is computed. It raises PathUnavailable if the path cannot be tried here.
 
     Raises nothing. A path that fails is "off", with the reason. If the plain way fails, the path is
     "skipped", because there is nothing to compare it with.
@@ -54,15 +54,16 @@ def try_path(name: str, make: Callable[[torch.device], Trial], device: torch.dev
     try:
         with switched_off.everything_on():
             trial = make(device)
-    except NotHere as error:
+    except PathUnavailable as error:
         return PathResult(name=name, state="skipped", reason=str(error))
     except Exception as error:  # noqa: BLE001 - a kernel may fail in any way
         return PathResult(name=name, state="off", reason=_one_line(error))
 
     def plainly() -> Sequence[torch.Tensor]:
         """Compute in the plain way, with this path switched off."""
+        compute = trial.work if trial.plain is None else trial.plain
         with switched_off.without(name):
-            return (trial.plain or trial.work)()
+            return compute()
 
     def fast() -> Sequence[torch.Tensor]:
         """Compute with every path switched on, this one included."""
@@ -97,10 +98,10 @@ def _judge_difference(name: str, difference: float, allowed: float) -> PathResul
 
 
 def _judge_time(numbers: PathResult, fast: Work, plainly: Work, device: torch.device) -> PathResult:
-    """Add the seconds of both ways to the result of a path whose numbers are right. The path is
-    "off" if it is slower."""
+    """Time both ways and add their seconds to `numbers`, the result of a path whose numbers are
+    right. The path is "off" if it takes more than SLOWER times as long as the plain way."""
     fast_rounds, plain_rounds = [], []
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS):  # in turn, so that a change of load meets both
         fast_rounds.append(seconds_of(fast, device))
         plain_rounds.append(seconds_of(plainly, device))
     seconds, plain_seconds = min(fast_rounds), min(plain_rounds)
@@ -112,8 +113,8 @@ def _judge_time(numbers: PathResult, fast: Work, plainly: Work, device: torch.de
 
 
 def difference_of(tensors: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
-    """Return the largest distance between the tensors and the expected ones, relative to the
-    largest magnitude that is expected in the tensor.
+    """Return the largest distance between a number in `tensors` and the expected one, relative to
+    the largest magnitude that is expected in its tensor.
 
     Returns NaN if a tensor holds NaN, and infinity if the number of tensors or their shapes differ.
     """

@@ -14,7 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from engine.worker.core import switched_off
 from engine.worker.core.batch import Row, shared_prefix
-from engine.worker.fast_paths.trial import NotHere, Trial
+from engine.worker.fast_paths.trial import PathUnavailable, Trial
 from engine.worker.network.adapter import FlatAdapter, LoraSpec
 from engine.worker.network.decoder import Decoder
 from engine.worker.network.network import DecoderNetwork
@@ -85,18 +85,21 @@ def network_of(
     # torch's `to`, because the type annotations of transformers' own `to` fit no call.
     torch.nn.Module.to(model, device, pick_dtype("auto", device))
     return DecoderNetwork(
-        Decoder.of(model), vocab=VOCAB, kernel_choice=_choice(device) if fused else AS_WRITTEN
+        Decoder.from_transformers(model),
+        vocab=VOCAB,
+        kernel_choice=_choice(device) if fused else AS_WRITTEN,
     )
 
 
 def _choice(device: torch.device) -> Choice:
-    """Choose the functions between the matrix products, as a run on the device would."""
+    """Choose the functions between the matrix products (norms, rotations, gates) for the small
+    model, as a run on the device would."""
     widths = WIDTHS[device.type]
     sizes = Sizes(
         hidden=widths.hidden,
         intermediate=widths.intermediate,
         heads=widths.heads,
-        kv=widths.kv_heads,
+        kv_heads=widths.kv_heads,
         head_dim=widths.head_dim,
         normed=True,
     )
@@ -104,7 +107,8 @@ def _choice(device: torch.device) -> Choice:
 
 
 def group_rows(device: torch.device) -> list[Row]:
-    """Make rows as GRPO trains them: completions of different lengths that share one prompt."""
+    """Make rows as GRPO trains them: completions of different lengths that share one prompt. Their
+    ids follow from their positions, so that every call makes the same rows."""
     prompt_length, completion_length, count = GROUP[device.type]
     prompt = [(7 * position) % (VOCAB - 1) + 1 for position in range(prompt_length)]
     rows = []
@@ -117,8 +121,8 @@ def group_rows(device: torch.device) -> list[Row]:
 
 
 def seeded_adapter(network: DecoderNetwork) -> FlatAdapter:
-    """Make an adapter with no weight at zero, so that every gradient is tried (a new adapter's B is
-    zero)."""
+    """Make a new adapter and add seeded noise to all its weights, so that every gradient is tried:
+    a new adapter's factors B are zero, and then its factors A get no gradient."""
     adapter = network.new_adapter(LORA, seed=0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -131,8 +135,8 @@ def seeded_adapter(network: DecoderNetwork) -> FlatAdapter:
 def pass_through(
     network: DecoderNetwork, adapter: FlatAdapter, rows: Sequence[Row]
 ) -> list[torch.Tensor]:
-    """Run the rows forward and backward. Returns (the log-probabilities of the trained tokens [T],
-    the gradient of their mean with respect to the adapter's weights)."""
+    """Run the rows forward and backward. Returns [the log-probabilities of the trained tokens [T],
+    the gradient of their mean with respect to all of the adapter's weights]."""
     adapter.clear_gradients()
     logprobs, _ = network.logprobs(network.collate(rows), adapter, training=True)
     logprobs.mean().backward()
@@ -152,14 +156,18 @@ def bfloat16(device: torch.device) -> Trial:
         """Multiply the same numbers in float32."""
         return [left_factor.float() @ right_factor.float()]
 
-    return Trial(lambda: [left_factor @ right_factor], ROUNDING[torch.bfloat16], plain)
+    def work() -> list[torch.Tensor]:
+        """Multiply in bfloat16."""
+        return [left_factor @ right_factor]
+
+    return Trial(work, allowed=ROUNDING[torch.bfloat16], plain=plain)
 
 
 def packed_attention(device: torch.device) -> Trial:
     """Try attention over the packed sequences of a group (completions of one prompt), with its
     gradient. The attention itself looks which paths are switched off.
 
-    Raises NotHere if the kernel does not take the number format of this GPU.
+    Raises PathUnavailable if the kernel does not take the number format of this GPU.
     """
     widths = WIDTHS[device.type]
     prompt_length, completion_length, count = GROUP[device.type]
@@ -167,7 +175,7 @@ def packed_attention(device: torch.device) -> Trial:
     layout = Layout((prompt_length,), lengths, owners=(0,) * count)
     dtype = pick_dtype("auto", device)
     if device.type == "cuda" and dtype not in VARLEN_DTYPES:
-        raise NotHere(f"the kernel takes no {dtype}")
+        raise PathUnavailable(f"the kernel takes no {dtype}")
     channels = (widths.heads + 2 * widths.kv_heads) * widths.head_dim
     qkv = _random((prompt_length + sum(lengths), channels), device).to(dtype).requires_grad_()
 
@@ -178,7 +186,7 @@ def packed_attention(device: torch.device) -> Trial:
         (gradient,) = torch.autograd.grad(out.float().square().mean(), qkv)
         return [out, gradient]
 
-    return Trial(work, ROUNDING[dtype])
+    return Trial(work, allowed=ROUNDING[dtype])
 
 
 def flash_attention(device: torch.device) -> Trial:
@@ -186,6 +194,7 @@ def flash_attention(device: torch.device) -> Trial:
     way is torch's kernel of plain formulas."""
     widths = WIDTHS[device.type]
     dtype = pick_dtype("auto", device)
+    # Queries, keys and values of 8 rows of 512 tokens.
     shape = (3, 8, widths.heads, 512, widths.head_dim)
     q, k, v = (part.requires_grad_() for part in _random(shape, device).to(dtype))
 
@@ -200,17 +209,17 @@ def flash_attention(device: torch.device) -> Trial:
         with sdpa_kernel(SDPBackend.MATH):
             return work()
 
-    return Trial(work, ROUNDING[dtype], plain)
+    return Trial(work, allowed=ROUNDING[dtype], plain=plain)
 
 
 def flash_attention_3(device: torch.device) -> Trial:
     """Try attention over the packed sequences of a group by FlashAttention 3; the plain way is
     torch's own FlashAttention 2.
 
-    Raises NotHere if FlashAttention 3 is not installed, or this GPU is not a Hopper.
+    Raises PathUnavailable if FlashAttention 3 is not installed, or this GPU is not a Hopper.
     """
     if why_not := flash3.why_not(device):
-        raise NotHere(why_not)
+        raise PathUnavailable(why_not)
     packed = packed_attention(device)
 
     def work() -> Sequence[torch.Tensor]:
@@ -218,25 +227,25 @@ def flash_attention_3(device: torch.device) -> Trial:
         with flash3.in_use(wanted=not switched_off.is_off("flash_attention_3")):
             return packed.work()
 
-    return Trial(work, packed.allowed)
+    return Trial(work, allowed=packed.allowed)
 
 
 def fused_kernels(device: torch.device) -> Trial:
     """Try a pass through a small model with the fused functions that a run would use; the plain way
     has torch's functions.
 
-    Raises NotHere if liger-kernel is not installed, RuntimeError if the fused functions cannot be
-    used.
+    Raises PathUnavailable if liger-kernel is not installed, RuntimeError if the fused functions
+    cannot be used.
     """
     if find_spec("liger_kernel") is None:
-        raise NotHere("liger-kernel is not installed; the extra `gpu` has it")
+        raise PathUnavailable("liger-kernel is not installed; the extra `gpu` has it")
     fused_network, plain_network = network_of(device, fused=True), network_of(device)
     if fused_network.kernels_why:
         raise RuntimeError(fused_network.kernels_why)
     rows = group_rows(device)
     return Trial(
         partial(pass_through, fused_network, seeded_adapter(fused_network), rows),
-        PASS_ROUNDING[fused_network.dtype],
+        allowed=PASS_ROUNDING[fused_network.dtype],
         plain=partial(pass_through, plain_network, seeded_adapter(plain_network), rows),
     )
 
@@ -246,10 +255,13 @@ def shared_prompt(device: torch.device) -> Trial:
     the prompt with each completion."""
     network = network_of(device)
     adapter = seeded_adapter(network)
-    # `group_rows` looks whether the path is switched off, so the rows are made anew for each pass.
-    return Trial(
-        lambda: pass_through(network, adapter, group_rows(device)), PASS_ROUNDING[network.dtype]
-    )
+
+    def work() -> list[torch.Tensor]:
+        """Run the group forward and backward. The rows are made anew for each pass, because it is
+        `group_rows` that asks whether the path is switched off."""
+        return pass_through(network, adapter, group_rows(device))
+
+    return Trial(work, allowed=PASS_ROUNDING[network.dtype])
 
 
 def decode_graph(device: torch.device) -> Trial:
@@ -268,43 +280,53 @@ def decode_graph(device: torch.device) -> Trial:
         """Sample the completions; the sampler looks whether CUDA graphs are switched off."""
         sampler = network.sampler(needs)
         sampler.load(adapter)
-        completions = [group[0] for group in sampler.generate(prompts, 1, params)]
+        completions = [group[0] for group in sampler.generate(prompts, n=1, params=params)]
         ids = torch.tensor([completion.ids for completion in completions])
         return [ids, torch.tensor([completion.logprobs for completion in completions])]
 
-    return Trial(work, ROUNDING[network.dtype])
+    return Trial(work, allowed=ROUNDING[network.dtype])
 
 
 def float32_head(device: torch.device) -> Trial:
-    """Try the logits of a bfloat16 output layer computed straight to float32."""
-    x, weight = (_random(shape, device).to(torch.bfloat16) for shape in ((256, 1024), (8192, 1024)))
-    return Trial(lambda: [matmul.OutputLayer(weight).float_logits(x)], ROUNDING[torch.bfloat16])
+    """Try the logits of a bfloat16 output layer computed straight to float32; the plain way rounds
+    them to bfloat16 first."""
+    x = _random((256, 1024), device).to(torch.bfloat16)
+    weight = _random((8192, 1024), device).to(torch.bfloat16)
+
+    def work() -> list[torch.Tensor]:
+        """Compute the logits; `float_logits` asks whether the path is switched off."""
+        return [matmul.OutputLayer(weight).float_logits(x)]
+
+    return Trial(work, allowed=ROUNDING[torch.bfloat16])
 
 
 def onednn_products(device: torch.device) -> Trial:
-    """Try float32 products by a weight that stays, as a frozen base's layers compute them, through
-    oneDNN.
+    """Try float32 products through oneDNN, as the layers of a frozen base compute them; the plain
+    way is torch's own product.
 
-    Raises NotHere if oneDNN is not faster on this processor or is missing.
+    Raises PathUnavailable if oneDNN is not faster on this processor or is missing.
     """
     if not matmul.has_onednn():
-        raise NotHere("oneDNN is no faster on this processor, or this torch is built without it")
+        raise PathUnavailable(
+            "oneDNN is no faster on this processor, or this torch is built without it"
+        )
     x, weight = _random((512, 1024), device), _random((2048, 1024), device)
 
     def work() -> list[torch.Tensor]:
-        """Multiply by a fixed weight and by a passing one; both look whether oneDNN is off."""
-        return [matmul.Fixed(weight, pack=False)(x), matmul.linear(x, weight)]
+        """Multiply by a weight that is used many times, and by one that is used once. Both ask
+        whether oneDNN is switched off."""
+        return [matmul.FixedWeight(weight, pack=False)(x), matmul.linear(x, weight)]
 
-    return Trial(work, ROUNDING[torch.float32])
+    return Trial(work, allowed=ROUNDING[torch.float32])
 
 
 def four_bits(device: torch.device) -> Trial:
     """Try a product with a weight in 4 bits; the plain way unpacks the same weight to float32.
 
-    Raises NotHere if bitsandbytes is not installed.
+    Raises PathUnavailable if bitsandbytes is not installed.
     """
     if find_spec("bitsandbytes") is None:
-        raise NotHere("bitsandbytes is not installed")
+        raise PathUnavailable("bitsandbytes is not installed")
     # Imported by name, because most machines lack the package.
     functional = import_module("bitsandbytes.functional")
     nn = import_module("bitsandbytes.nn")
@@ -319,7 +341,11 @@ def four_bits(device: torch.device) -> Trial:
         weight = functional.dequantize_4bit(packed.weight.data, packed.weight.quant_state)
         return [F.linear(x.float(), weight.float())]
 
-    return Trial(lambda: [packed(x)], ROUNDING[torch.bfloat16], plain)
+    def work() -> list[torch.Tensor]:
+        """Multiply by the packed weight."""
+        return [packed(x)]
+
+    return Trial(work, allowed=ROUNDING[torch.bfloat16], plain=plain)
 
 
 def training(device: torch.device) -> Trial:
@@ -343,18 +369,20 @@ def training(device: torch.device) -> Trial:
             losses.append(loss.item())
         return [torch.tensor(losses)]
 
-    return Trial(lambda: losses_on(device), TRAINED_DIFFERENCE, plain=lambda: losses_on(cpu))
+    return Trial(
+        work=partial(losses_on, device), allowed=TRAINED_DIFFERENCE, plain=partial(losses_on, cpu)
+    )
 
 
 def _cpu_sized_network(device: torch.device) -> DecoderNetwork:
-    """Make the small model of a CPU's sizes on any device, so that both devices train the same
-    weights."""
+    """Make the small model with the sizes of the CPU's trials on any device, so that a GPU and the
+    CPU train the same weights."""
     return network_of(device, widths=WIDTHS["cpu"])
 
 
 def _random(shape: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Draw normal float32 numbers by a fixed seed. They are drawn on the CPU, so that they are the
-    same for every device."""
+    """Draw a float32 tensor of this shape from the standard normal distribution, by a fixed seed.
+    It is drawn on the CPU and copied to the device, so that it is the same for every device."""
     generator = torch.Generator().manual_seed(2)
     return torch.randn(tuple(shape), generator=generator).to(device)
 

@@ -23,7 +23,7 @@ from engine.worker.core.batch import Row
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.runtime import release_memory
 from engine.worker.core.trajectory import Completion
-from engine.worker.fast_paths.trial import SLOWER, NotHere, seconds_of
+from engine.worker.fast_paths.trial import SLOWER, PathUnavailable, seconds_of
 from engine.worker.fast_paths.trials import LORA, Widths
 from engine.worker.network.adapter import Adapter
 from engine.worker.network.policy import Base, load_base, pick_dtype
@@ -42,7 +42,7 @@ ROUNDS = 3  # each sampler is timed so often, in turn; the fastest round counts
 KEPT_ASLEEP = 0.5  # a sleeping server may keep at most this share of the memory it took
 CACHE_BYTES = 3_000_000_000  # memory of a GPU for keys and values
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -65,22 +65,26 @@ WIDTHS = {
 LOADS = {"cpu": Load(2, 2, 24, 5), "cuda": Load(16, 8, 64, 96)}
 
 
-class Wrong(Exception):
+class WrongBehaviour(Exception):
     """Raised if vLLM does not do what it should; the message says what it does instead."""
 
     def __init__(self, message: str, difference: float | None = None) -> None:
-        """`difference` is that of the log-probabilities, if that is what is wrong."""
+        """Keep the message, which says what vLLM does wrong. `difference` is that of the
+        log-probabilities in nats, if that is what is wrong."""
         super().__init__(message)
         self.difference = difference
 
 
 def try_vllm(
-    device: torch.device, say: Say, start: Callable[[Plan, Path], VllmProcess] = VllmProcess
+    device: torch.device,
+    report_part: Report,
+    start: Callable[[Plan, Path], VllmProcess] = VllmProcess,
 ) -> PathResult:
-    """Start vLLM on the device and use it as a run does.
+    """Start vLLM on the device and use it as a run does: sample, load adapters, sleep, wake up.
+    Returns "on" if its results are right and it is not slower than our own sampler.
 
     Args:
-        say: called before each part of the trial with what is done next.
+        report_part: called before each part of the trial with what is done next.
         start: starts a server by a plan, with a file for its output; tests pass another.
 
     Raises nothing. If something fails the result is "off", with the reason; if vLLM is not set up
@@ -89,14 +93,14 @@ def try_vllm(
     folder = Path(tempfile.mkdtemp(prefix="honesmith-vllm-"))
     try:
         plan = _plan(device, folder)
-        say("make a model")
+        report_part("make a model")
         base = make_model(folder / "model", device)
-        say("start vLLM")
-        with _server(plan, folder, base, say, start) as sampler:
-            return _use_as_a_run_does(sampler, base, say)
-    except NotHere as error:
+        report_part("start vLLM")
+        with _server(plan, folder, base, report_part, start) as sampler:
+            return _use_as_a_run_does(sampler, base, report_part)
+    except PathUnavailable as error:
         return PathResult(name=NAME, state="skipped", reason=str(error))
-    except Wrong as error:
+    except WrongBehaviour as error:
         return PathResult(
             name=NAME,
             state="off",
@@ -114,19 +118,21 @@ def try_vllm(
 
 
 def _plan(device: torch.device, folder: Path) -> Plan:
-    """Plan how the server is started: model folder, lengths, memory. Raises NotHere if vLLM is not
-    set up, or if the GPU has too little free memory."""
+    """Plan how the server is started: model (in `folder`), lengths, memory. Raises PathUnavailable
+    if vLLM is not set up, or if the GPU has too little free memory."""
     try:
         python = vllm_env.require_python(Home.locate())
     except UserError as error:
-        raise NotHere(f"{error.message}; `honesmith setup --vllm` sets it up") from error
+        raise PathUnavailable(f"{error.message}; `honesmith setup --vllm` sets it up") from error
     load, kind = LOADS[device.type], device.type
     memory = float(2**30)  # on a CPU: bytes for keys and values; on a GPU: a share of its memory
     if kind == "cuda":
         needed_bytes = _weight_bytes() + AWAKE_BYTES + CACHE_BYTES
         free, total = torch.cuda.mem_get_info(device)
         if free < needed_bytes + TRAINER_RESERVE + _weight_bytes():
-            raise NotHere(f"{free / 1e9:.1f} GB of the GPU are free, which is too little to try it")
+            raise PathUnavailable(
+                f"{free / 1e9:.1f} GB of the GPU are free, which is too little to try it"
+            )
         memory = needed_bytes / total
     return Plan(
         python=python,
@@ -143,11 +149,15 @@ def _plan(device: torch.device, folder: Path) -> Plan:
 
 
 def _weight_bytes() -> float:
-    """Bytes of the weights of the model that is tried on a GPU, in 16 bits. Embeddings are left
-    out."""
+    """Compute the bytes of the weights of the model that is tried on a GPU, in 16 bits. Embeddings
+    are left out."""
     sizes = WIDTHS["cuda"]
+    # Numbers per layer and hidden unit: the projections of queries, output, keys and values, and
+    # the three of the MLP.
     attention = 2 * (sizes.heads + sizes.kv_heads) * sizes.head_dim
-    return 2.0 * sizes.layers * sizes.hidden * (attention + 3 * sizes.intermediate)
+    mlp = 3 * sizes.intermediate
+    bytes_per_number = 2.0
+    return bytes_per_number * sizes.layers * sizes.hidden * (attention + mlp)
 
 
 def make_model(folder: Path, device: torch.device) -> Base:
@@ -186,11 +196,19 @@ def _server(
     plan: Plan,
     folder: Path,
     base: Base,
-    say: Say,
+    report_part: Report,
     start: Callable[[Plan, Path], VllmProcess],
 ) -> Iterator[VllmSampler]:
-    """Open a context with a sampler on a vLLM server that is ready. Raises Wrong if the server does
-    not start."""
+    """Open a context with a sampler on a vLLM server that is ready, and end the server with it.
+    Raises WrongBehaviour if the server does not start.
+
+    Args:
+        plan: how to start the server.
+        folder: for the server's output, and for the adapters that it loads.
+        base: the same model, loaded here.
+        report_part: called from time to time while the server starts.
+        start: starts a server by the plan, with a file for its output.
+    """
     sampler = VllmSampler(
         start(plan, folder / "vllm_trial.log"),
         folder=folder / "loaded",
@@ -200,33 +218,37 @@ def _server(
     )
     try:
         try:
-            sampler.process.wait_ready(START_S, on_wait=lambda: say("start vLLM"))
+            sampler.process.wait_ready(START_S, on_wait=lambda: report_part("start vLLM"))
         except ServerDied as error:
-            raise Wrong(f"it does not start: {error}") from error
+            raise WrongBehaviour(f"it does not start: {error}") from error
         yield sampler
     finally:
         sampler.close()
 
 
-def _use_as_a_run_does(sampler: VllmSampler, base: Base, say: Say) -> PathResult:
+def _use_as_a_run_does(sampler: VllmSampler, base: Base, report_part: Report) -> PathResult:
     """Sample as a run does, and time the sampler beside our own. Returns "off" if vLLM is slower.
-    Raises Wrong if its results or its sleep are wrong."""
+    Raises WrongBehaviour if its results or its sleep are wrong.
+
+    `base` is the model that the server has, loaded here; `report_part` is called before each part.
+    """
     questions = _Questions(base)
-    say("sample from the base")
+    report_part("sample from the base")
     gaps = [questions.gap(sampler, None, "the base")]
     adapter = base.network.new_adapter(LORA, seed=0)
     # As in a run: the adapter is loaded again after it was trained, under a new name in the server.
     for version in (1, 2):
-        say(f"load adapter {version}")
+        report_part(f"load adapter {version}")
+        # What the server would still answer with if it did not notice the second version.
         earlier = None if version == 1 else adapter.state()
         _fill_with_random_weights(adapter, version)
         gaps.append(questions.gap(sampler, adapter, f"adapter {version}", earlier))
     if sampler.process.plan.sleeps:
-        say("sleep")
+        report_part("sleep")
         _sleep(sampler, base.network.device)
-        say("wake up")
+        report_part("wake up")
         gaps.append(questions.gap(sampler, adapter, "the adapter after waking up"))
-    say("time both samplers")
+    report_part("time both samplers")
     seconds, plain_seconds = questions.seconds_of_both(sampler, adapter)
     is_slower = not seconds <= SLOWER * plain_seconds  # NaN counts as slower
     reason = f"slower: {seconds:.3g} s, our own sampler {plain_seconds:.3g} s"
@@ -242,7 +264,8 @@ def _use_as_a_run_does(sampler: VllmSampler, base: Base, say: Say) -> PathResult
 
 
 def _fill_with_random_weights(adapter: Adapter, seed: int) -> None:
-    """Fill an adapter with seeded weights so large that they change the base's answers much."""
+    """Fill the factors B of an adapter (zero so far) with seeded weights so large that they change
+    the base's answers much."""
     generator = torch.Generator().manual_seed(seed)
     state = adapter.state()
     for name, tensor in state.items():
@@ -252,17 +275,19 @@ def _fill_with_random_weights(adapter: Adapter, seed: int) -> None:
 
 
 def _sleep(sampler: VllmSampler, device: torch.device) -> None:
-    """Put the server to sleep. Raises Wrong if it keeps most of its GPU memory."""
+    """Put the server to sleep, so that it gives its GPU memory back. Raises WrongBehaviour if it
+    keeps more than the share KEPT_ASLEEP of what it took."""
     if device.type != "cuda":
         sampler.release_memory()
         return
-    release_memory()
+    release_memory()  # this process's own unused memory, so that only the server's use changes
     free_before, total = torch.cuda.mem_get_info(device)
     sampler.release_memory()
-    freed_bytes = torch.cuda.mem_get_info(device)[0] - free_before
+    free_after, _ = torch.cuda.mem_get_info(device)
+    freed_bytes = free_after - free_before
     taken_bytes = sampler.process.plan.memory * total
     if freed_bytes < (1 - KEPT_ASLEEP) * taken_bytes:
-        raise Wrong(
+        raise WrongBehaviour(
             f"asleep it gives back {freed_bytes / 1e9:.1f} GB of the {taken_bytes / 1e9:.1f} "
             "that it took"
         )
@@ -273,7 +298,7 @@ class _Questions:
     ours."""
 
     def __init__(self, base: Base) -> None:
-        """Draw the prompts at random, by a fixed seed."""
+        """Draw the prompts at random, by a fixed seed, as many and as long as the load says."""
         self.base = base
         self.load = LOADS[base.network.device.type]
         self.allowed = ALLOWED[base.network.dtype]
@@ -300,15 +325,16 @@ class _Questions:
                 mistake.
 
         Raises:
-            Wrong: if the distance is more than rounding explains.
+            WrongBehaviour: if the distance is more than rounding explains.
         """
         sampler.load(adapter)
         groups = sampler.generate(self.prompts, self.load.completions, self._params(seed=1))
         completions = [completion for group in groups for completion in group]
-        reported = torch.tensor(
-            [logprob for completion in completions for logprob in completion.logprobs]
-        )
-        distance = float((self._own_logprobs(groups, adapter) - reported).abs().mean())
+        reported_logprobs: list[float] = []
+        for completion in completions:
+            reported_logprobs += completion.logprobs
+        reported = torch.tensor(reported_logprobs)
+        distance = self._mean_distance(groups, adapter, reported)
         if distance <= self.allowed:
             return distance
         message = (
@@ -317,7 +343,7 @@ class _Questions:
         )
         if adapter is not None:
             message += self._explain_gap(groups, reported, adapter, earlier)
-        raise Wrong(message, distance)
+        raise WrongBehaviour(message, distance)
 
     def _explain_gap(
         self,
@@ -326,23 +352,35 @@ class _Questions:
         adapter: Adapter,
         earlier: dict[str, torch.Tensor] | None,
     ) -> str:
-        """Find out which other weights the server's log-probabilities `reported` belong to: the
-        base's, or those loaded before (`earlier`). Returns the end of a message, or "" if neither
-        fits."""
-        if float((self._own_logprobs(groups, None) - reported).abs().mean()) <= self.allowed:
+        """Find out which other weights the server's log-probabilities `reported` [T] belong to: the
+        base's, or those that `adapter` had before (`earlier`, which are loaded into it). Returns
+        the end of a message, or "" if neither fits."""
+        base_gap = self._mean_distance(groups, None, reported)
+        if base_gap <= self.allowed:
             return ": it answers as the base"
         if earlier is not None:
             adapter.load(earlier)
-            if float((self._own_logprobs(groups, adapter) - reported).abs().mean()) <= self.allowed:
+            earlier_gap = self._mean_distance(groups, adapter, reported)
+            if earlier_gap <= self.allowed:
                 return ": it keeps the adapter that was loaded before"
         return ""
+
+    def _mean_distance(
+        self,
+        groups: Sequence[Sequence[Completion]],
+        adapter: Adapter | None,
+        reported: torch.Tensor,
+    ) -> float:
+        """Return the mean distance in nats between the server's log-probabilities `reported` [T] of
+        the sampled ids and our own with `adapter` (None: the base's)."""
+        return float((self._own_logprobs(groups, adapter) - reported).abs().mean())
 
     @torch.no_grad()
     def _own_logprobs(
         self, groups: Sequence[Sequence[Completion]], adapter: Adapter | None
     ) -> torch.Tensor:
-        """Compute our own log-probabilities of all sampled ids, one completion after the other,
-        [T]."""
+        """Compute our own log-probabilities of all sampled ids with `adapter` (None: the base's),
+        one completion after the other, [T]. `groups` holds the completions of each prompt."""
         network, parts = self.base.network, []
         for prompt, group in zip(self.prompts, groups, strict=True):
             rows = []
@@ -355,8 +393,8 @@ class _Questions:
         return torch.cat(parts)
 
     def seconds_of_both(self, sampler: VllmSampler, adapter: Adapter) -> tuple[float, float]:
-        """Measure the seconds that (the server, our own sampler) take to sample every row of the
-        load, scaled to completions of full length."""
+        """Measure the seconds that (the server, our own sampler) take to sample all completions of
+        the load once, scaled to completions of full length. The fastest of ROUNDS counts."""
         rows = self.load.prompts * self.load.completions
         needs = SamplerNeeds(self.base.pad_id, self.base.stop_ids, lambda _: "", max_rows=rows)
         ours = self.base.network.sampler(needs)
@@ -374,16 +412,18 @@ class _Questions:
         tokens = 0
 
         def work() -> list[torch.Tensor]:
-            """Sample once and count the tokens. `seconds_of` ignores the result."""
+            """Sample once and count the tokens. Returns no tensors, because `seconds_of` wants
+            none."""
             nonlocal tokens
             groups = sampler.generate(self.prompts, self.load.completions, self._params(seed))
             tokens = sum(len(completion.ids) for group in groups for completion in group)
             return []
 
         seconds = seconds_of(work, self.base.network.device)
-        full = self.load.prompts * self.load.completions * self.load.length
-        return seconds * full / max(1, tokens)
+        full_tokens = self.load.prompts * self.load.completions * self.load.length
+        return seconds * full_tokens / max(1, tokens)
 
     def _params(self, seed: int) -> SamplingParams:
-        """Sampling at temperature 1, with completions of the load's length."""
+        """Make parameters that sample at temperature 1, with completions of up to the load's
+        length."""
         return SamplingParams(max_tokens=self.load.length, temperature=1.0, seed=seed)

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from engine.worker.core.trajectory import Completion
-from engine.worker.network.sampler import Done, Sampler, SamplingParams
+from engine.worker.network.sampler import OnCompletion, Sampler, SamplingParams
 
 # The waiting questions are sampled when no further one has come for LINGER_S seconds, and at the
 # latest after LONGEST_LINGER_S.
@@ -122,7 +122,7 @@ class Batcher:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])
 
 
-def _deliver_to(batch: Sequence[PendingQuestion]) -> Done:
+def _deliver_to(batch: Sequence[PendingQuestion]) -> OnCompletion:
     """Return a callback for the sampler. It gives the completion of prompt `index` to the program
     that asked the question at that place in the batch."""
 

@@ -48,7 +48,7 @@ class HelperJob(Job[TrainConfig]):
     """The run as seen by a rank that writes no file of it."""
 
     def event(self, name: str, message: str, **fields: Any) -> None:
-        """Do nothing: rank 0 writes the same events."""
+        """Write no event of the run, because rank 0 writes the same ones."""
 
 
 class Helper:
@@ -56,7 +56,8 @@ class Helper:
     name."""
 
     def __init__(self, job: Job[TrainConfig], socket: Connection) -> None:
-        """Load the model and make the sampler."""
+        """Load what the run of `job` needs: the model, and a sampler on it. Orders come, and
+        answers go, through `socket`, the connection to rank 0."""
         self.socket = socket
         self.config = job.config
         components = prepare(job, Path(job.config.base.path))
@@ -82,19 +83,20 @@ class Helper:
 
     @cached_property
     def policy(self) -> Policy:
-        """The policy of a rank that trains. It begins with the weights of a new run, which rank 0
-        replaces by its own before they are used."""
+        """The policy of a rank that trains, made when it is first needed. It begins with the
+        weights of a new run, which rank 0 replaces by its own before they are used."""
         start = self.config.start_adapter
         return Policy(self.base, self.config.settings, Path(start) if start else None)
 
     @cached_property
     def optimizer(self) -> AdamW:
-        """The optimizer of the policy."""
+        """The optimizer of the policy's adapter, made when it is first needed. Rank 0 replaces its
+        state before it is used."""
         return make_optimizer(self.policy.parameters(), self.config.settings)
 
     def serve(self) -> None:
-        """Carry out orders until rank 0 says that the run is over. Raises EOFError if rank 0 is
-        gone."""
+        """Carry out the orders of rank 0, one after the other, until it says that the run is over.
+        Raises EOFError if rank 0 is gone."""
         try:
             while not isinstance(order := self.socket.recv(), messages.End):
                 self._handlers[type(order)](order)
@@ -102,17 +104,19 @@ class Helper:
             self.sampler.close()
 
     def _send(self, message: Any) -> None:
-        """Send a message to rank 0."""
+        """Send rank 0 a message, one of the classes in ranks/messages.py."""
         self.socket.send(message)
 
     def _join(self, order: messages.Join) -> None:
-        """Connect to the other ranks of the run, so that tensors can be exchanged."""
-        self._send(messages.Done())  # rank 0 connects once all are ready to
+        """Connect to the other ranks of the run, so that tensors can be exchanged. `order.meeting`
+        says where they meet."""
+        self._send(messages.Done())  # before joining: rank 0 joins once all ranks are about to
         with collective.errors_translated():
             collective.join(order.meeting, own_rank(), self.base.network.device)
 
     def _make_lockstep(self) -> Lockstep:
-        """Make all ranks do every pass through the sharded base at the same time."""
+        """Make the object through which all ranks do every pass through the sharded base at the
+        same time, and have the network call it before each pass."""
         network: Any = self.base.network  # transformers', whose import is not needed elsewhere
         lockstep = Lockstep(network, collective.lockstep_group(), _run_together)
         network.take_turn = lockstep.turn
@@ -120,19 +124,20 @@ class Helper:
 
     def _follow_other_ranks(self, _order: messages.Accompany | None = None) -> None:
         """If the base is sharded, take part in the passes of other ranks until all ranks are
-        idle."""
+        idle: they need this rank's part of the layers. Otherwise do nothing."""
         if self._lockstep is not None:
-            _ = self.policy  # must exist: an empty pass goes backward through its adapter
+            _ = self.policy  # made here if need be: an empty pass goes backward through its adapter
             self._lockstep.idle()
 
     def _take_state(self, order: messages.TakeState) -> None:
-        """Receive the adapter's weights and the optimizer's state from rank 0."""
+        """Receive from rank 0 the adapter's weights, and the optimizer's moments of those
+        parameters for which rank 0 has any yet (`order.has_moments`)."""
         with collective.errors_translated():
             collective.broadcast_state(self.policy.adapter, self.optimizer, order.has_moments)
         self._send(messages.Done())
 
     def _begin(self, order: messages.Begin) -> None:
-        """Prepare this rank's part of a batch."""
+        """Make the pass over this rank's part of a batch, which `_run` then does."""
         self._batch_pass = order.part.on(self.policy)
 
     def _run(self, order: messages.Run) -> None:
@@ -158,7 +163,8 @@ class Helper:
         self._follow_other_ranks()
 
     def _step(self, order: messages.Step) -> None:
-        """Add up the gradients of all ranks and do the optimizer step."""
+        """Add up the gradients of all ranks and do the optimizer step, as every rank does, so that
+        all keep the same weights."""
         adapter = self.policy.adapter
         with collective.errors_translated():
             collective.sum_gradients(adapter.parameters())
@@ -172,7 +178,9 @@ class Helper:
         if order.what == "policy":
             adapter = self.policy.adapter
         elif order.what == "handed on":
-            adapter = self._received_adapter = self._received_adapter or self._new_adapter()
+            if self._received_adapter is None:
+                self._received_adapter = self._new_adapter()
+            adapter = self._received_adapter
             with collective.errors_translated():
                 collective.broadcast_weights(adapter)
         self.sampler.load(adapter)
@@ -190,26 +198,26 @@ class Helper:
             """Send rank 0 the completion of the prompt at `index`."""
             self._send(messages.Ended(index, completion))
 
-        self.sampler.generate(order.prompts, 1, order.params, on_completion)
+        self.sampler.generate(order.prompts, n=1, params=order.params, done=on_completion)
         self._send(messages.Done())
         self._follow_other_ranks()
 
     def _release_memory(self, _order: messages.ReleaseMemory) -> None:
-        """Free the memory of the sampler."""
+        """Free the memory that the sampler does not need until its next call."""
         self.sampler.release_memory()
         self._send(messages.Done())
 
     def _fingerprint(self, _order: messages.Fingerprint) -> None:
-        """Send rank 0 a fingerprint of the policy's weights, which must be the same on all
-        ranks."""
+        """Send rank 0 a hash of the policy's weights, which must be the same on all ranks."""
         self._send(messages.Done(fingerprint(self.policy.parameters())))
 
 
 def main(folder: Path) -> int:
-    """Serve rank 0 of the run in `folder` to the end. Returns the exit status, DONE or FAILED."""
+    """Serve rank 0 of the run in `folder` until the run is over. Returns the exit status, DONE or
+    FAILED."""
     kernel.die_with_parent()  # the kernel kills this process if the trainer dies
-    for number in (signal.SIGTERM, signal.SIGINT):  # rank 0 decides when the run is over
-        signal.signal(number, lambda *_: None)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # ignored: rank 0 decides when the run is over
     quiet_libraries()
     socket = Connection(int(os.environ[RANK_FD]))
     pulse.begin_for(lambda: socket.send(messages.Beat()))
@@ -227,13 +235,14 @@ def main(folder: Path) -> int:
 
 
 def _run_together(call: Callable[[], None]) -> None:
-    """Do this rank's side of a collective call."""
+    """Make `call`, this rank's side of an operation that all ranks do together. Its errors become
+    those that `collective` raises."""
     with collective.errors_translated():
         call()
 
 
 def _failure_message(error: Exception) -> messages.Failed:
-    """Make the message that tells rank 0 of an error that ends this rank."""
+    """Make the message that tells rank 0 of the error that ends this rank."""
     failure = explain(error)
     # A rank that is disconnected only suffers from the failure of another.
     is_consequence = isinstance(error, collective.Disconnected)

@@ -46,7 +46,8 @@ class LoraSpec:
 
     @property
     def scale(self) -> float:
-        """The factor of the adapter's output."""
+        """The factor of the adapter's output, alpha / rank: a layer adds scale * B A x to its own
+        output."""
         return self.alpha / self.rank
 
     @classmethod
@@ -88,7 +89,8 @@ class LoraSpec:
 
     @property
     def named_targets(self) -> str | list[str]:
-        """The targets as PEFT writes them: a list of names, or the string "all-linear"."""
+        """The names of the projections that get an adapter, as PEFT writes them: a list, or the
+        string "all-linear"."""
         return self.targets[0] if self.targets == ("all-linear",) else list(self.targets)
 
     def as_peft(self, base_ref: str) -> dict[str, Any]:
@@ -119,8 +121,8 @@ class LoraSpec:
 
 
 def _targets(target_modules: str | list[str]) -> tuple[str, ...]:
-    """Convert `target_modules` of an adapter_config.json to a tuple of targets. It is a list of
-    names, or a string: "all-linear" or a pattern."""
+    """Convert `target_modules` of an adapter_config.json, the names of the projections with an
+    adapter, to a sorted tuple. It is a list of names, or one string: "all-linear" or a pattern."""
     if isinstance(target_modules, str):
         return (target_modules,)
     return tuple(sorted(target_modules))
@@ -128,7 +130,7 @@ def _targets(target_modules: str | list[str]) -> tuple[str, ...]:
 
 def _require_plain(config: dict[str, Any], rank: int, folder: Path) -> None:
     """Refuse the adapter in `folder` if `config`, its adapter_config.json, is not that of a plain
-    LoRA with at least rank 1.
+    LoRA (rank, alpha and targets alone, see NOT_PLAIN) with at least rank 1.
 
     Raises:
         WorkerFailure: kind config, naming the options that a plain LoRA does not have.
@@ -150,7 +152,9 @@ class Adapter(Protocol):
     """LoRA weights for one base model."""
 
     @property
-    def spec(self) -> LoraSpec: ...
+    def spec(self) -> LoraSpec:
+        """The adapter's shape: rank, alpha, dropout and targets."""
+        ...
 
     @property
     def version(self) -> int:
@@ -181,7 +185,8 @@ class Adapter(Protocol):
 
 
 def fingerprint(parameters: Sequence[torch.nn.Parameter]) -> bytes:
-    """The SHA-256 of the weights; a different one means that they have changed."""
+    """Compute the SHA-256 of the weights of these parameters, in their order. Another result means
+    other weights: they have changed, or those of another process differ."""
     digest = hashlib.sha256()
     for parameter in parameters:
         digest.update(parameter.detach().cpu().numpy().tobytes())
@@ -285,8 +290,9 @@ class FlatAdapter:
         self._initialise(seed)
 
     def _allocate_factors(self, slot: Slot, projections: Sequence[Projection]) -> Factors:
-        """Make the factors of a layer with these adapted projections, as views of the next free
-        part of the buffer. The factor A is [projections * rank, features], B is [outputs, rank]."""
+        """Make the factors of a layer, of which these projections get an adapter, as views of the
+        next free part of the buffer. The factor A is [projections * rank, inputs of the layer], B
+        is [outputs of these projections, rank]."""
         rank = self.spec.rank
         a = self._allocate_leaf(len(projections) * rank, slot.features)
         b = self._allocate_leaf(_output_count(projections), rank)
@@ -305,7 +311,8 @@ class FlatAdapter:
         return leaf
 
     def _initialise(self, seed: int) -> None:
-        """Draw the A factors that PEFT would draw with this seed; the B factors stay zero."""
+        """Fill in the A factors that PEFT would draw with this seed; the B factors stay zero, so
+        that the adapter changes nothing yet."""
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for factors, part in self._adapted_parts():
@@ -313,11 +320,12 @@ class FlatAdapter:
                 # PEFT draws A and B when it constructs their layers, and then A once more. The
                 # first two draws are thrown away: they only move the generator on.
                 for shape in (a.shape, b.shape):
-                    _peft_draw(shape, generator)
-                a.copy_(_peft_draw(a.shape, generator))
+                    _draw_as_peft(shape, generator)
+                a.copy_(_draw_as_peft(a.shape, generator))
 
     def _adapted_parts(self) -> Iterator[tuple[Factors, Part]]:
-        """Yield every adapted projection: its layer's factors, and its part of them."""
+        """Yield (factors of the layer, the projection's part of them) for every projection that has
+        an adapter, in the order of the buffer."""
         for factors in self.factors:
             if factors is not None:
                 for part in factors.parts:
@@ -338,7 +346,7 @@ class FlatAdapter:
         self.flat.grad.zero_()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Copies of the factors on the CPU, under PEFT's names."""
+        """Return copies of all factors A and B on the CPU, float32, under PEFT's names."""
         return {name: view.detach().cpu().clone() for name, view in self._named_views()}
 
     def gradients(self) -> dict[str, torch.Tensor]:
@@ -371,17 +379,18 @@ class FlatAdapter:
             yield f"{PREFIX}{part.module}.lora_B.weight", factors.b.detach()[part.b]
 
 
-def _peft_draw(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    """Make a float32 tensor of this shape on the CPU, drawn as PEFT draws a factor A."""
+def _draw_as_peft(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    """Draw a float32 tensor of this shape on the CPU from the distribution that PEFT and torch's
+    linear layers begin with (Kaiming's uniform one)."""
     values = torch.empty(shape)
     torch.nn.init.kaiming_uniform_(values, a=math.sqrt(5), generator=generator)
     return values
 
 
 def _targeted_projections(slot: Slot, spec: LoraSpec) -> list[Projection]:
-    """Select the projections of a fused layer that get an adapter: all of them for the target
-    "all-linear". Otherwise those whose last name is a target: "...self_attn.q_proj" for
-    "q_proj"."""
+    """Select the projections of a fused layer that get an adapter by `spec.targets`: all of them
+    for the target "all-linear". Otherwise those whose name ends with a target: the target "q_proj"
+    selects "model.layers.0.self_attn.q_proj"."""
     if "all-linear" in spec.targets:
         return list(slot.projections)
     return [
@@ -398,7 +407,7 @@ def _factor_size(slot: Slot, projections: Sequence[Projection], rank: int) -> in
 
 
 def _output_count(projections: Sequence[Projection]) -> int:
-    """How many outputs these projections have together."""
+    """Count the outputs that these projections of a fused layer have together."""
     return sum(stop - start for _, start, stop in projections)
 
 

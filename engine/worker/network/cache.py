@@ -72,6 +72,7 @@ class Cache:
         keys and values.
 
         Args:
+            shape: sizes of the model.
             prompts: one for each block. A block is `width` rows that continue the same prompt.
             starts: [blocks * width], for each row the first column that it may see: a row that
                 joined after others had generated tokens must not see their columns.
@@ -85,7 +86,7 @@ class Cache:
         self.columns_written = columns_written
         self.device, self.dtype = like.device, like.dtype
         self.window_step = WINDOW_STEP.get(self.device.type, 128)
-        self.queries_per_key = shape.heads // shape.kv
+        self.queries_per_key = shape.heads // shape.kv_heads
         self.scale = shape.head_dim**-0.5
         # + 1: the next step writes a column.
         columns = self._capacity(columns_written + 1)
@@ -97,8 +98,8 @@ class Cache:
         self._make_prompt_tensors(lengths)
 
     def _make_counters(self, lengths: torch.Tensor) -> None:
-        """Put numbers that change from step to step on the device, where a captured graph reads
-        them: the next column to write, and each row's first visible column and next position.
+        """Put numbers that differ between steps or rows on the device, where a captured CUDA graph
+        reads them: the next column to write, and each row's first visible column and next position.
 
         Args:
             lengths: [blocks], of the prompts.
@@ -112,13 +113,13 @@ class Cache:
         )
 
     def _make_prompt_tensors(self, lengths: torch.Tensor) -> None:
-        """Lay out the prompts' keys and values as the products of a step read them, and make the
-        bias that hides the prompts' padding. `lengths` [blocks] are those of the prompts, in
-        tokens."""
+        """Lay out the prompts' keys and values as the matrix products of a decode step read them,
+        and make the bias that hides the prompts' padding. `lengths` [blocks] are those of the
+        prompts, in tokens."""
         longest = self.prompts.keys[0].shape[2]
         padding = torch.arange(longest, device=self.device) >= lengths[:, None]
         # [blocks * kv_heads, 1, longest]
-        bias = _hiding_bias(padding, self.dtype).repeat_interleave(self.shape.kv, 0)
+        bias = _hiding_bias(padding, self.dtype).repeat_interleave(self.shape.kv_heads, 0)
         self.prompt_bias = bias[:, None]
         # For each layer: [blocks * kv_heads, dim, longest] and [blocks * kv_heads, longest, dim].
         self.prompt_keys = [keys.flatten(0, 1).transpose(1, 2) for keys in self.prompts.keys]
@@ -134,7 +135,7 @@ class Cache:
             shape: sizes of the model.
             fresh: prompts that were just read; must not be used afterwards.
             blocks: for each block, the number of its prompt among `fresh`.
-            width: rows of a block.
+            width: rows of a block, which all continue the same prompt.
         """
         starts = [0] * (len(blocks) * width)  # every row sees all columns to come
         like = fresh.keys[0]
@@ -142,18 +143,19 @@ class Cache:
         return cls(shape, prompts, width, starts, columns_written=0, like=like)
 
     def widen(self) -> bool:
-        """Enlarge the window, the columns of generated tokens that are attended to, if it is full.
+        """Enlarge the window (the columns of generated tokens that are attended to, one token of
+        each row per column) if it is full.
 
         Returns whether it was full. If so, all views are new ones, and a step that was captured as
         a CUDA graph must be captured again.
         """
-        if self.columns_written < self.window:
+        if self.columns_written < self.window:  # there is a free column
             return False
         # The least multiple of `window_step` above the columns written.
         self.window = (self.columns_written // self.window_step + 1) * self.window_step
-        allocated = self.generated[0].shape[4]
+        allocated = self.generated[0].shape[4]  # columns; a window may end before the last one
         if self.window > allocated:
-            self._drop_views()
+            self._drop_views()  # they would keep the memory of the tensors that are replaced here
             columns = self._capacity(self.window)
             for layer, old in enumerate(self.generated):
                 larger = self._zero_columns(columns)
@@ -170,8 +172,8 @@ class Cache:
         self.generated_keys, self.generated_values = [], []
 
     def _make_views(self) -> None:
-        """Make the views through which a step reads the keys and values of the window (the columns
-        of generated tokens that are attended to)."""
+        """Make the views through which a decode step reads the keys and values of the window (the
+        columns of generated tokens that are attended to)."""
         dim, columns = self.shape.head_dim, self.generated[0].shape[4]
         # Of each layer, keys and values: [2, blocks * kv_heads * width, window, dim].
         by_row = [
@@ -184,25 +186,26 @@ class Cache:
         self.generated_values = [keys_and_values[1] for keys_and_values in by_row]
 
     def _make_bias(self) -> None:
-        """Make the bias that is added to the attention scores of generated tokens. It hides from
-        each row the columns before its first one, and the columns that are not written yet."""
+        """Make the bias that is added to the attention scores over generated tokens, one column for
+        each token. It hides from each row the columns before its first one, and the columns that
+        are not written yet; `open_column` uncovers these one by one."""
         columns = torch.arange(self.window, device=self.device)
         hidden = (columns < self.starts_on_device[:, None]) | (columns >= self.columns_written)
         by_row = _hiding_bias(hidden, self.dtype).view(self.blocks, 1, self.width, self.window)
         # The same for every key head.
-        bias = by_row.expand(-1, self.shape.kv, -1, -1).reshape(-1, 1, self.window)
+        bias = by_row.expand(-1, self.shape.kv_heads, -1, -1).reshape(-1, 1, self.window)
         self.generated_bias = bias.contiguous()  # [blocks * kv_heads * width, 1, window]
 
     def _make_score_buffers(self) -> None:
         """Allocate the buffer `scores` [blocks * kv_heads * width, queries per key, longest prompt
-        + window]. It holds the scores over the prompt's tokens, then those over the generated ones,
-        so that one softmax covers both.
+        + window]. It holds a step's attention scores over the prompt's tokens, then those over the
+        generated ones, so that one softmax covers both.
 
         Each of the two parts has a contiguous buffer for the product that computes it, and a view
         of `scores` into which that product is then copied.
         """
         longest, queries = self.prompt_bias.shape[-1], self.queries_per_key
-        rows = self.blocks * self.shape.kv * self.width
+        rows = self.blocks * self.shape.kv_heads * self.width
         self.scores = self.generated[0].new_empty(rows, queries, longest + self.window)
         # All rows of a block have the same prompt, so one product takes them together:
         # [blocks * kv_heads, width * queries per key, longest].
@@ -213,51 +216,59 @@ class Cache:
         self.generated_product = self.generated[0].new_empty(self.generated_scores.shape)
 
     def open_column(self) -> None:
-        """Let every row see the column that the next step writes, by setting its bias to 0."""
-        self.generated_bias.index_fill_(2, self.next_column, 0.0)
+        """Let every row see the column that the next step writes, by setting its bias in the
+        attention scores to 0; before that it is -inf."""
+        columns_axis = 2
+        self.generated_bias.index_fill_(columns_axis, self.next_column, 0.0)
 
     def advance(self) -> None:
-        """Count one step: the next step writes the next column, and every row is one position
+        """Count one decode step: the next one writes the next column, and every row is one position
         further."""
+        # In place, because a captured CUDA graph reads these two tensors.
         self.next_column.add_(1)
         self.positions.add_(1)
         self.columns_written += 1
 
     def attend(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
         """Store the keys and values of one new token per row, and compute the attention of that
-        token over the row's prompt and generated tokens.
+        token over the row's prompt and generated tokens, itself included.
 
         Args:
             layer: number of the layer.
-            heads: [rows, heads + 2 kv_heads, dim], rotated queries and keys, and values. The rows
-                stand block by block: rows = blocks * width.
+            heads: [rows, heads + 2 kv_heads, dim], the new tokens' rotated queries and keys, and
+                values. The rows stand block by block: rows = blocks * width.
 
-        Returns [rows, heads * dim].
+        Returns the attention's output, [rows, heads * dim].
         """
         shape, blocks, width = self.shape, self.blocks, self.width
         self._store(layer, heads[:, shape.heads :])
-        queries = heads[:, : shape.heads].view(blocks, width, shape.kv, self.queries_per_key, -1)
+        queries = heads[:, : shape.heads].view(
+            blocks, width, shape.kv_heads, self.queries_per_key, -1
+        )
         # The queries of a block that share a key head stand together.
-        by_key_head = queries.transpose(1, 2).reshape(blocks * shape.kv, -1, shape.head_dim)
+        by_key_head = queries.transpose(1, 2).reshape(blocks * shape.kv_heads, -1, shape.head_dim)
         self._write_scores(layer, by_key_head)
         # In place: `prompt_scores` and `generated_scores`, views of `scores`, are now the weights.
         torch.softmax(self.scores, -1, out=self.scores)
         return self._weighted_values(layer)
 
     def _store(self, layer: int, keys_and_values: torch.Tensor) -> None:
-        """Write the keys and values of one new token per row, [rows, 2 kv_heads, dim], into the
-        layer's tensor of generated tokens. They go into column `next_column`, the same for all
-        rows."""
+        """Write the keys and values of one new token per row, [rows, 2 kv_heads, dim] with the keys
+        first, into the layer's tensor of generated tokens. They go into column `next_column`, the
+        same for all rows."""
         shape = self.shape
         # [blocks, width, 2 (keys, values), kv_heads, 1 column, dim]
-        one_column = keys_and_values.view(self.blocks, self.width, 2, shape.kv, 1, shape.head_dim)
+        one_column = keys_and_values.view(
+            self.blocks, self.width, 2, shape.kv_heads, 1, shape.head_dim
+        )
         # In the order of `generated`: [2, blocks, kv_heads, width, 1 column, dim].
         one_column = one_column.permute(2, 0, 3, 1, 4, 5)
         columns_axis = 4
         self.generated[layer].index_copy_(columns_axis, self.next_column, one_column)
 
     def _write_scores(self, layer: int, queries: torch.Tensor) -> None:
-        """Write the new tokens' attention scores over prompt and generated tokens to `scores`.
+        """Write the new tokens' attention scores over prompt and generated tokens to `scores`,
+        through its views `prompt_scores` and `generated_scores`.
 
         A score is query times key, scaled, plus the bias that hides padding and unseen columns.
         `queries`: [blocks * kv_heads, width * queries per key, dim].
@@ -275,15 +286,16 @@ class Cache:
         self.generated_scores.copy_(product)
 
     def _weighted_values(self, layer: int) -> torch.Tensor:
-        """Compute the attention's output [rows, heads * dim]: the values of prompt and generated
-        tokens, summed with the weights that the softmax has left in `scores`."""
+        """Compute the attention's output [rows, heads * dim] of a layer: the values of prompt and
+        generated tokens, summed with the weights that the softmax has left in `scores` (and so in
+        its views `prompt_scores` and `generated_scores`)."""
         blocks, width, queries = self.blocks, self.width, self.queries_per_key
         # Over the prompt, block by block: [blocks * kv_heads, width * queries, dim].
         out = torch.bmm(self.prompt_scores, self.prompt_values[layer])
         # The same memory row by row, to which the sum over the row's generated tokens is added.
         by_row = out.view(-1, queries, out.shape[2])
         by_row.baddbmm_(self.generated_scores, self.generated_values[layer])
-        by_key_head = out.view(blocks, self.shape.kv, width, queries, -1)
+        by_key_head = out.view(blocks, self.shape.kv_heads, width, queries, -1)
         return by_key_head.transpose(1, 2).reshape(blocks * width, -1)
 
     def rearranged(
@@ -330,10 +342,11 @@ class Cache:
             new._write_first_columns(layer, self._columns_of_rows(layer, rows, first_column))
             _release(self.generated, layer)
 
-    def _write_first_columns(self, layer: int, rows: torch.Tensor) -> None:
-        """Write a layer's keys and values [rows, 2, kv_heads, columns, dim], taken from another
-        cache, into the first columns of this cache's first rows."""
-        by_block = rows.unflatten(0, (-1, self.width))  # [blocks, width, 2, ...]
+    def _write_first_columns(self, layer: int, copied: torch.Tensor) -> None:
+        """Write a layer's keys and values of generated tokens, `copied` [rows, 2, kv_heads,
+        columns, dim] from another cache, into the first columns of this cache's first rows. The
+        rows fill whole blocks of this cache."""
+        by_block = copied.unflatten(0, (-1, self.width))  # [blocks, width, 2, ...]
         # To [2, blocks, kv_heads, width, columns, dim].
         by_block = by_block.permute(2, 0, 3, 1, 4, 5)
         blocks, columns = by_block.shape[1], by_block.shape[4]
@@ -351,9 +364,9 @@ class Cache:
         return by_place[index // self.width, index % self.width]
 
     def _capacity(self, needed: int) -> int:
-        """The number of columns to allocate so that at least `needed` columns fit. Capacities are
-        far apart, so that the columns are seldom copied: they double up to MAX_COLUMNS_ADDED, then
-        grow by that number."""
+        """Return the number of columns to allocate so that at least `needed` columns fit.
+        Capacities are far apart, so that the columns are seldom copied: they double up to
+        MAX_COLUMNS_ADDED, then grow by that number."""
         columns = self.window_step
         while columns < needed:
             columns += min(columns, MAX_COLUMNS_ADDED)
@@ -365,14 +378,15 @@ class Cache:
         column still takes part in the products, with weight zero."""
         shape = self.shape
         return torch.zeros(
-            (2, self.blocks, shape.kv, self.width, columns, shape.head_dim),
+            (2, self.blocks, shape.kv_heads, self.width, columns, shape.head_dim),
             dtype=self.dtype,
             device=self.device,
         )
 
 
 def _hiding_bias(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Make a tensor to add to attention scores: -inf where `hidden` is True, else 0."""
+    """Make a tensor of the shape of `hidden` (bool) to add to attention scores: -inf where `hidden`
+    is True, so that the softmax gives that place the weight 0; else 0."""
     bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
     return bias.masked_fill_(hidden, float("-inf"))
 
@@ -424,7 +438,8 @@ def _concatenate_layers(
 
 
 def _release(tensors: list[torch.Tensor], layer: int) -> None:
-    """Release the memory of a layer's tensor by putting an empty tensor in its place."""
+    """Release the memory of a layer's tensor by putting an empty tensor in its place in the list
+    `tensors`, which has one for each layer."""
     tensors[layer] = tensors[layer].new_empty(0)
 
 

@@ -39,9 +39,9 @@ CPU = torch.device("cpu")
 def recall(
     file: Path | None, model: Path, dtype: torch.dtype, kernels: str, device: torch.device = CPU
 ) -> Rope | None:
-    """Return the rotary positions that an earlier comparison of our forward with transformers'
-    stored for this model. Only comparisons whose logits agreed are stored. Returns None if there is
-    none.
+    """Look up an earlier comparison of our forward with transformers' for this model. Returns the
+    rotary positions that transformers computed then; None if no comparison is stored. Only
+    comparisons whose logits agreed are stored, so a result means that our forward may be used.
 
     Args:
         file: where results are kept; None if nowhere.
@@ -94,9 +94,9 @@ def remember(
 
 
 def _comparison_key(model: Path, dtype: torch.dtype, kernels: str, device: torch.device) -> str:
-    """The key of a comparison in the file: a hash of everything that could change the result. That
-    is the model's files, the libraries, the number format, the functions (`kernels`), the kind of
-    GPU, and our own sources."""
+    """Make the key of a comparison in the file: a SHA-256 of everything that could change the
+    result. That is the model's files (by name, size and time of change), the libraries, the number
+    format, the set of functions (its name `kernels`), the kind of GPU, and our own sources."""
     files = sorted([*model.glob("*.safetensors"), *model.glob("*.json")])
     file_facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     libraries = [torch.__version__, version("transformers")]
@@ -109,7 +109,8 @@ def _comparison_key(model: Path, dtype: torch.dtype, kernels: str, device: torch
 
 @cache
 def _source_hash() -> str:
-    """A hash of the source files of our own forward, so that a changed forward is compared anew."""
+    """A SHA-256 of the source files of our own forward (SOURCES, relative to engine/worker). It
+    changes when they do, so that a changed forward is compared anew."""
     digest = hashlib.sha256()
     for name in SOURCES:
         digest.update((Path(__file__).parents[1] / name).read_bytes())

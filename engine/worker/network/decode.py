@@ -19,8 +19,8 @@ from engine.worker.network.cache import Cache, Prompts, StayingBlock
 from engine.worker.network.decode_forward import Forward
 from engine.worker.network.decoder import Decoder
 from engine.worker.network.sampler import (
-    Done,
     Ending,
+    OnCompletion,
     Row,
     SamplerNeeds,
     SamplingParams,
@@ -66,10 +66,11 @@ class DecoderSampler:
         *,
         graphs: bool | None = None,
     ) -> None:
-        """Sample from `decoder`.
+        """Sample from `decoder`; until `load` is called, from the base without an adapter.
 
         Args:
-            needs: what every sampler needs.
+            needs: the ids that end completions, the decoder of ids to text, and the most rows at
+                once.
             vocab: ids from this number on are never sampled (padded vocabularies hold ids without a
                 token).
             graphs: whether steps are captured as CUDA graphs; None: on a GPU, unless that is
@@ -92,8 +93,8 @@ class DecoderSampler:
         self._adapter = adapter
 
     def release_memory(self) -> None:
-        """Drop the weights laid out for decoding; a step of training would make them stale
-        anyway."""
+        """Drop the copy of the weights that is laid out for decoding. The next call makes a new
+        one, which an optimizer step in between would require anyway."""
         self._forward = None
 
     def close(self) -> None:
@@ -104,21 +105,23 @@ class DecoderSampler:
         prompts: Sequence[list[int]],
         n: int,
         params: SamplingParams,
-        done: Done | None = None,
+        done: OnCompletion | None = None,
     ) -> list[list[Completion]]:
-        """Sample `n` completions of each prompt and return them in the order of `prompts`. As soon
-        as a completion has ended, `done` is called with (prompt index, number of the completion,
-        completion)."""
-        rows = new_rows(len(prompts), n, params)  # filled in place
+        """Sample `n` completions of each prompt (a list of token ids) by `params`, and return them
+        in the order of `prompts`. As soon as a completion has ended, `done` is called with (prompt
+        index, number of the completion among the prompt's, completion)."""
+        rows = new_rows(len(prompts), n, params)  # `_sample` fills them in place
         for _ in self._sample(prompts, rows, params, done):
             pass
         return completions(rows)
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
-        """Sample one completion of the prompt; yields each of its token ids once it is drawn."""
+        """Sample one completion of the prompt; yields each of its token ids once it is drawn, the
+        end token included."""
         rows = new_rows(prompt_count=1, n=1, params=params)
         row = rows[0][0]
-        for _ in self._sample([prompt], rows, params, done=None):
+        # With one prompt and one row, each round draws exactly one token.
+        for _ in self._sample([prompt], rows, params, on_completion=None):
             yield row.ids[-1]
 
     def _sample(
@@ -126,11 +129,11 @@ class DecoderSampler:
         prompts: Sequence[list[int]],
         rows: list[list[Row]],
         params: SamplingParams,
-        done: Done | None,
+        on_completion: OnCompletion | None,
     ) -> Iterator[None]:
         """Sample until all rows have ended, yielding after each round: a round reads prompts, or
         draws one token per row. `rows` holds the rows of each prompt, which are filled in place.
-        `done` is called for each row that ends."""
+        `on_completion` is called for each row that ends."""
         if not prompts or not rows[0]:  # no completion is asked for
             return iter(())
         # The positions that a row may reach. Twice max_tokens, because the position of a row that
@@ -138,12 +141,12 @@ class DecoderSampler:
         length = max(map(len, prompts)) + 2 * params.max_tokens
         ending = self.needs.ending(params)
         queue = _queue_shortest_first(prompts, rows, self.max_rows)
-        return self._rounds(queue, self._current_forward(length), ending, done)
+        return self._rounds(queue, self._current_forward(length), ending, on_completion)
 
     def _current_forward(self, length: int) -> Forward:
-        """Return the forward pass with the adapter as it is now, for at least `length` positions.
-        The forward pass of the last call is used again if it has this version of the adapter and
-        enough positions."""
+        """Return a forward pass for sampling with the adapter as it is now, for rows of up to
+        `length` positions. That of the last call is returned again if it has this version of the
+        adapter and enough positions."""
         version = self._adapter.version if self._adapter is not None else 0
         current_adapter = (self._adapter, version)
         if (
@@ -162,26 +165,32 @@ class DecoderSampler:
 
     @torch.inference_mode()
     def _rounds(
-        self, waiting: deque[_WaitingPrompt], forward: Forward, ending: Ending, done: Done | None
+        self,
+        waiting: deque[_WaitingPrompt],
+        forward: Forward,
+        ending: Ending,
+        on_completion: OnCompletion | None,
     ) -> Iterator[None]:
         """Sample until no prompt waits and no row is alive, yielding after each round.
 
         In a round, either waiting prompts are read and their rows join the batch, or every row
-        takes one token.
+        takes one token. `forward` is the model, `ending` decides when a row is over, and
+        `on_completion` is called for each row that is.
         """
-        batch = _Batch(forward, ending, done, graphs=self.graphs)
+        batch = _Batch(forward, ending, on_completion, graphs=self.graphs)
         while waiting or batch.alive:
             if self._should_read(waiting, batch.alive):
                 batch.join(_take_fitting(waiting, self.max_rows - batch.alive))
             else:
                 batch.regroup_if_cheaper()
                 batch.step()
-            pulse.beat()
+            pulse.beat()  # a sign of life: this process is not stuck
             yield
 
     def _should_read(self, waiting: deque[_WaitingPrompt], alive: int) -> bool:
         """Whether to read waiting prompts now; `alive` is the number of rows being sampled. Reading
-        interrupts these rows, so prompts wait until many can be read at once."""
+        interrupts these rows, so prompts wait until the share REFILL_SHARE of all places is free,
+        and until all rows of the first prompt fit."""
         if not waiting:
             return False
         if not alive:
@@ -225,19 +234,19 @@ class _Batch:
     """The rows being sampled, in blocks of `width` places; None stands where a row has ended."""
 
     def __init__(
-        self, forward: Forward, ending: Ending, done: Done | None, *, graphs: bool
+        self, forward: Forward, ending: Ending, on_completion: OnCompletion | None, *, graphs: bool
     ) -> None:
         """Begin with no rows.
 
         Args:
-            forward: the model as it is now.
-            ending: decides when a row is over.
-            done: called for each row that ends; None if nobody is to be told.
+            forward: the model's forward pass, with the weights as they are now.
+            ending: decides when a row is over; also holds the sampling parameters.
+            on_completion: called for each row that ends; None if nobody is to be told.
             graphs: whether steps are captured as CUDA graphs.
         """
         self.forward = forward
         self.ending = ending
-        self.done = done
+        self.on_completion = on_completion
         self.graphs = graphs
         self.device = forward.decoder.device
         self.rows: list[Row | None] = []  # block by block; None: an empty place
@@ -247,8 +256,8 @@ class _Batch:
         self._some_ended = False  # whether a row has ended since the last `_set_rows`
 
     def join(self, waiting: Sequence[_WaitingPrompt]) -> None:
-        """Read the prompts, draw the first token of each of their rows, and add to the batch the
-        rows that do not end with this token."""
+        """Read the prompts `waiting`, draw the first token of each of their rows, and add to the
+        batch the rows that do not end with this token."""
         prompts, logits = self.forward.read([prompt.ids for prompt in waiting])
         rows = [row for prompt in waiting for row in prompt.rows]
         prompt_of_row = [number for number, prompt in enumerate(waiting) for _ in prompt.rows]
@@ -256,9 +265,12 @@ class _Batch:
         tokens, logprobs = draw(logits, self.ending.params, self._first_random_numbers(rows))
         # By identity: two rows may hold equal tokens.
         unfinished = {id(row) for row in self._append_tokens(rows, tokens, logprobs)}
-        if unfinished:
-            groups = [[row for row in prompt.rows if id(row) in unfinished] for prompt in waiting]
-            self._arrange(prompts, groups)
+        if not unfinished:
+            return
+        fresh_groups = []  # for each prompt its rows that go on
+        for prompt in waiting:
+            fresh_groups.append([row for row in prompt.rows if id(row) in unfinished])
+        self._arrange(prompts, fresh_groups)
 
     def _first_random_numbers(self, rows: Sequence[Row]) -> torch.Tensor | None:
         """The random number of the first token of each row, [rows]; None if sampling is greedy."""
@@ -268,21 +280,22 @@ class _Batch:
         return uniforms(keys, torch.zeros_like(keys))
 
     def regroup_if_cheaper(self) -> None:
-        """Move the rows that have not ended into fewer or narrower blocks, if a step then costs at
-        most MAX_COST_SHARE of what it costs now. This is only tried after a row has ended."""
+        """Move the rows that have not ended into fewer or narrower blocks (places for rows of one
+        prompt), if a step then costs at most MAX_COST_SHARE of what it costs now. This is only
+        tried after a row has ended."""
         if not self._some_ended:
             return
         self._some_ended = False
         sizes = [len(group) for group in self._alive_by_block()]
         width = _best_width(sizes)
-        new_cost = _cost(_place_count(sizes, width), width)
-        if new_cost <= MAX_COST_SHARE * _cost(len(self.rows), self.width):
+        new_cost = _step_cost(_place_count(sizes, width), width)
+        if new_cost <= MAX_COST_SHARE * _step_cost(len(self.rows), self.width):
             self._arrange(fresh=None, fresh_groups=[])
 
     def step(self) -> None:
         """Draw one more token for every row. A row that ends with this token gives up its place."""
         cache = self.cache
-        assert cache is not None
+        assert cache is not None  # `join` has made it
         if cache.widen():  # its tensors are new ones, for which the next steps are prepared
             self._prepare(cache)
         cache.open_column()  # the column that this step writes
@@ -327,8 +340,8 @@ class _Batch:
     ) -> list[Row]:
         """Append its token to each row, and return the rows that go on.
 
-        For a row that ends with its token, `done` is called. If `rows` is `self.rows`, the row also
-        gives up its place; rows that join have no places yet.
+        For a row that ends with its token, `on_completion` is called. If `rows` is `self.rows`, the
+        row also gives up its place; rows that join have no places yet.
 
         Args:
             rows: None stands where a row has ended before.
@@ -340,13 +353,14 @@ class _Batch:
         ):
             if row is None:
                 continue
-            if not self.ending.take(row, token_id, token_logprob):
+            ends = self.ending.append_token(row, token_id, token_logprob)
+            if not ends:
                 unfinished.append(row)
                 continue
             if rows is self.rows:
                 self._empty_place(position)
-            if self.done is not None:
-                self.done(row.prompt, row.member, row.completion)
+            if self.on_completion is not None:
+                self.on_completion(row.prompt, row.member, row.completion)
         return unfinished
 
     def _empty_place(self, position: int) -> None:
@@ -356,7 +370,8 @@ class _Batch:
         self._some_ended = True
 
     def _alive_by_block(self) -> list[list[Row]]:
-        """Return the rows that have not ended, one list for each block."""
+        """Return the rows that have not ended, one list for each block (`width` places of one
+        prompt); a list is empty if all rows of its block have ended."""
         starts = range(0, len(self.rows), self.width)
         blocks = [self.rows[start : start + self.width] for start in starts]
         return [[row for row in block if row is not None] for block in blocks]
@@ -388,7 +403,9 @@ class _Batch:
         self._set_rows(_places_of(groups, width), width)
 
     def _staying_blocks(self, groups: Sequence[Sequence[Row]], width: int) -> list[StayingBlock]:
-        """Describe to the cache the new blocks of the rows that stay.
+        """Describe the new blocks of the rows that stay, as `Cache.rearranged` takes them: for each
+        new block, the number of its old block and the old places of its rows. A block is `width`
+        places for rows of one prompt.
 
         Args:
             groups: for each old block its rows that have not ended.
@@ -399,15 +416,15 @@ class _Batch:
         for old_block, group in enumerate(groups):
             for rows_of_block in _split_rows(group, width):
                 places = [place_of_row[id(row)] for row in rows_of_block]
-                # The cache has no empty places: it holds the part's first row there once more.
+                # The cache has no empty places: it holds the block's first row there once more.
                 places += places[:1] * (width - len(rows_of_block))
                 blocks.append(StayingBlock(old_block, places))
         return blocks
 
     def _set_rows(self, rows: list[Row | None], width: int) -> None:
-        """Put `rows` into the places of the batch, `width` of them in each block; None leaves a
-        place empty. Also put on the device what a step reads of each row: its last token and the
-        key of its random numbers, both 0 for an empty place."""
+        """Put `rows` into the places of the batch, block by block (`width` rows of one prompt);
+        None leaves a place empty. Also put on the device what a step reads of each row: its last
+        token and the key of its random numbers, both 0 for an empty place."""
         self.width = width
         self.rows = rows
         self.alive = sum(row is not None for row in rows)
@@ -419,15 +436,13 @@ class _Batch:
 
 
 def _split_rows(group: Sequence[Row], width: int) -> list[list[Row]]:
-    """Cut the rows into parts of at most `width`."""
+    """Cut the rows of a group, in order, into parts of at most `width` rows."""
     return [list(group[start : start + width]) for start in range(0, len(group), width)]
 
 
 def _places_of(groups: Sequence[Sequence[Row]], width: int) -> list[Row | None]:
-    """Put the rows of the groups into blocks of `width` places, each block of one group.
-
-    None stands in the places that a group leaves empty.
-    """
+    """Put the rows of the groups into blocks of `width` places, each block of one group. Returns
+    the places of all blocks in one list; None stands in the places that a group leaves empty."""
     places: list[Row | None] = []
     for group in groups:
         for rows_of_block in _split_rows(group, width):
@@ -436,27 +451,32 @@ def _places_of(groups: Sequence[Sequence[Row]], width: int) -> list[Row | None]:
 
 
 def _place_count(sizes: Sequence[int], width: int) -> int:
-    """The number of places that groups of these sizes take in blocks of `width`; each size is
-    rounded up to whole blocks."""
+    """Count the places that groups of these sizes (numbers of rows) take in blocks of `width`
+    places; each size is rounded up to whole blocks."""
     return sum(math.ceil(size / width) * width for size in sizes)
 
 
-def _cost(place_count: int, width: int) -> float:
-    """The cost of a step with this number of places in blocks of `width`, in multiples of the cost
-    of one row. Each block adds BLOCK_COST."""
+def _step_cost(place_count: int, width: int) -> float:
+    """Estimate the cost of a decode step with this number of places in blocks of `width`, in
+    multiples of the cost of one row. Each block adds BLOCK_COST."""
     return place_count * (1 + BLOCK_COST / width)
 
 
 def _best_width(sizes: Sequence[int]) -> int:
-    """Find the width of blocks at which a step costs least (see `_cost`). Each of `sizes` is the
-    number of rows of one prompt; rows of different prompts never share a block. A size is 0 if all
-    rows of the prompt have ended."""
+    """Find the width of blocks at which a step costs least (see `_step_cost`). Each of `sizes` is
+    the number of rows of one prompt; rows of different prompts never share a block. A size is 0 if
+    all rows of the prompt have ended."""
     candidates = {1}
     for size in set(sizes) - {0}:
         # The group in one to four blocks; more would be too narrow to be worthwhile.
         candidates |= {math.ceil(size / blocks) for blocks in (1, 2, 3, 4)}
+
+    def cost(width: int) -> float:
+        """Estimate the cost of a step in blocks of this width."""
+        return _step_cost(_place_count(sizes, width), width)
+
     # Sorted, so that of equal costs the narrowest width is taken.
-    return min(sorted(candidates), key=lambda width: _cost(_place_count(sizes, width), width))
+    return min(sorted(candidates), key=cost)
 
 
 class _Graph:
@@ -476,7 +496,7 @@ class _Graph:
             self.out = step()
 
     def replay(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the captured step once more. Returns the same two tensors as at the capture, with new
-        values."""
+        """Run the captured step once more. Returns the two tensors that `step` returned when it was
+        captured (tokens and their log-probabilities), with new values in them."""
         self.graph.replay()
         return self.out

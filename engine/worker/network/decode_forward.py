@@ -12,9 +12,9 @@ from engine.worker.network.shape import Shape
 from engine.worker.network.weights import AdaptedLinear, Layer, LayerWeights, Weights
 from engine.worker.ops.attention import Attention
 from engine.worker.ops.compiled import Eps
-from engine.worker.ops.fused_ops import per_head
 from engine.worker.ops.low_rank import fill_joint
-from engine.worker.ops.matmul import Fixed
+from engine.worker.ops.matmul import FixedWeight
+from engine.worker.ops.norms import norm_weight_per_head
 from engine.worker.ops.packing import Layout
 
 # Tokens of prompts that go through the model at once.
@@ -45,9 +45,9 @@ class _StoringAttention:
     positions: torch.Tensor
 
     def __call__(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
-        """Return the attention's output [N, heads * dim] for the tokens' queries, keys and values
-        `heads` [N, heads + 2 kv_heads, dim]. Also write the tokens' keys and values into `prompts`,
-        whose tensors are [prompts, kv_heads, longest, dim] for each layer."""
+        """Compute the attention's output [N, heads * dim] of a layer for the tokens' queries, keys
+        and values `heads` [N, heads + 2 kv_heads, dim]. Also write the tokens' keys and values into
+        `prompts`, whose tensors are [prompts, kv_heads, longest, dim] for each layer."""
         kv_heads = self.prompts.keys[0].shape[1]
         _, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], 1)
         # Token t goes to [numbers[t], :, positions[t]] of the layer: all its heads at once.
@@ -65,7 +65,7 @@ class Forward:
 
         Args:
             weights: base alone or with an adapter, merged or not.
-            vocab: ids from this number on get no logits.
+            vocab: ids from this number on have no token and get no logits.
             length: how many positions a row may reach. The position of a row that has ended still
                 grows while other rows go on, so this is more than its prompt and answer have.
         """
@@ -75,20 +75,20 @@ class Forward:
         pack = decoder.packs_weights
         self.head = decoder.output_layer(vocab)
         self.layers = [
-            (layer, _Products.of(weights.of(number), pack=pack))
+            (layer, _Products.from_layer(weights.layer(number), pack=pack))
             for number, layer in enumerate(decoder.layers)
         ]
         cos, sin = decoder.rope(length)
         self.rope = (torch.cat([cos, cos], -1), sin)  # cos for both halves at once
         self.head_norms = [_head_norm(layer, self.shape) for layer in decoder.layers]
         self.has_unrotated_layers = any(not layer.rotated for layer in decoder.layers)
-        self.functions = decoder.functions
+        self.functions = decoder.functions  # norms, rotations and gates
         self.eps = Eps(decoder.eps, torch.full((1,), decoder.eps, device=decoder.device))
 
     def read(self, prompts: Sequence[Sequence[int]]) -> tuple[Prompts, torch.Tensor]:
-        """Run prompts through the model, in chunks of prompts of similar lengths. Returns (their
-        keys and values, the logits after the last token of each prompt [prompts, vocab]
-        float32)."""
+        """Run prompts (lists of token ids) through the model, in chunks of prompts of similar
+        lengths. Returns (their keys and values, the logits after the last token of each prompt
+        [prompts, vocab] float32), both in the order of `prompts`."""
         keys_and_values = self._memory_for_prompts([len(prompt) for prompt in prompts])
         device = self.decoder.device
         logits = torch.empty((len(prompts), self.head.weight.shape[0]), device=device)
@@ -100,24 +100,25 @@ class Forward:
         """Allocate memory, filled with zeros, for the keys and values of prompts of these
         `lengths`, in tokens."""
         shape, decoder = self.shape, self.decoder
-        size = (len(lengths), shape.kv, max(lengths), shape.head_dim)
+        size = (len(lengths), shape.kv_heads, max(lengths), shape.head_dim)
 
-        def memory() -> list[torch.Tensor]:
-            """Allocate one tensor for each layer, for keys or for values."""
+        def zeros_for_layers() -> list[torch.Tensor]:
+            """Allocate one tensor [prompts, kv_heads, longest, dim] for each layer, for its keys or
+            for its values."""
             return [
                 torch.zeros(size, dtype=decoder.dtype, device=decoder.device)
                 for _ in range(shape.layers)
             ]
 
-        return Prompts(memory(), memory(), lengths)
+        return Prompts(keys=zeros_for_layers(), values=zeros_for_layers(), lengths=lengths)
 
     def _read_chunk(
         self, prompts: Sequence[Sequence[int]], chunk: Sequence[int], target: Prompts
     ) -> torch.Tensor:
-        """Read some of the prompts: run them through the model and store their keys and values.
+        """Run some of the prompts through the model and store their keys and values in `target`.
 
-        `chunk` holds the numbers of these prompts, which are also their places in `target`. Returns
-        the logits after the last token of each, [chunk, vocab] float32.
+        `chunk` holds the numbers of these prompts in `prompts`, which are also their places in
+        `target`. Returns the logits after the last token of each, [chunk, vocab] float32.
         """
         lengths = [len(prompts[number]) for number in chunk]
         device = self.decoder.device
@@ -128,13 +129,14 @@ class Forward:
         return self.logits(self._hidden(ids, positions, attend, last_tokens))
 
     def _attention(self, lengths: Sequence[int]) -> Attention:
-        """The attention over prompts of these lengths (in tokens), packed one after the other."""
+        """Plan the attention over prompts of these lengths (in tokens), packed one after the
+        other: each token sees its own prompt up to itself."""
         shape, decoder = self.shape, self.decoder
         # The plan of attention is cached and used in training too, where tensors that were made in
         # inference mode cannot be used.
         with torch.inference_mode(False):
             layout = Layout(prefix_lengths=tuple(lengths), suffix_lengths=(), owners=())
-            return Attention(layout, shape.heads, shape.kv, decoder.device, decoder.dtype)
+            return Attention(layout, shape.heads, shape.kv_heads, decoder.device, decoder.dtype)
 
     def step(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """Run one more token per row through the model, and return the logits after it, [rows,
@@ -147,7 +149,8 @@ class Forward:
         return self.logits(self._hidden(ids, positions, attend, needed=None))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The logits [rows, vocab] float32 of hidden states [rows, hidden]."""
+        """Apply the output layer: compute the logits [rows, vocab] float32 of hidden states [rows,
+        hidden] after the last norm."""
         return self.head.float_logits(hidden)
 
     def _hidden(
@@ -160,7 +163,7 @@ class Forward:
         """Compute the hidden states after the last norm, [needed tokens, hidden].
 
         Args:
-            ids, positions: [tokens].
+            ids, positions: [tokens], the tokens and their positions in their rows.
             attend: computes the attention of each layer.
             needed: indices of the tokens whose hidden states are needed. The last layer computes
                 only these after its attention. None: all tokens.
@@ -188,8 +191,9 @@ class Forward:
         return x
 
     def _angles(self, positions: torch.Tensor) -> tuple[Angles, Angles]:
-        """Return (the angles at these positions, the angles for layers that do not rotate). If
-        every layer of the model rotates, the second is never used, and is the same as the first."""
+        """Return two pairs (cos, sin) of rotary positions: those at the `positions` [tokens], and
+        those for layers that do not rotate. If every layer of the model rotates, the second pair is
+        never used, and is the same as the first."""
         cos, sin = (table.index_select(0, positions) for table in self.rope)
         unrotated = no_rotation(cos, sin) if self.has_unrotated_layers else (cos, sin)
         return (cos, sin), unrotated
@@ -206,25 +210,25 @@ class Forward:
         angles: Angles,
     ) -> torch.Tensor:
         """Compute queries, keys and values [N, heads + 2 kv_heads, dim] of layer `number` from qkv
-        [N, (heads + 2 kv_heads) * dim]. Queries and keys are normalised, if the model does that,
-        and rotated. May overwrite qkv."""
+        [N, (heads + 2 kv_heads) * dim], the output of its first product. Queries and keys are
+        normalised, if the model does that, and rotated by `angles` (cos, sin). May overwrite
+        qkv."""
         # Some models normalise all heads of a token together (here), others each one (below).
         if layer.whole_norms is not None:
             qkv = self._wholly_normed(qkv, *layer.whole_norms)
         shape = self.shape
         heads = qkv.view(len(qkv), -1, shape.head_dim)
         self.functions.plain_apply_rope(  # in place
-            heads, self.head_norms[number], shape.heads, shape.kv, *angles, self.eps
+            heads, self.head_norms[number], shape.heads, shape.kv_heads, *angles, self.eps
         )
         return heads
 
     def _wholly_normed(
         self, qkv: torch.Tensor, q_norm: torch.Tensor, k_norm: torch.Tensor
     ) -> torch.Tensor:
-        """Normalise all query heads of a token as one vector, and all its key heads as another.
-
-        `qkv` and the result are [N, (heads + 2 kv_heads) * dim].
-        """
+        """Return qkv [N, (heads + 2 kv_heads) * dim] with queries and keys normalised: all query
+        heads of a token as one vector with the norm weight `q_norm` [heads * dim], and all its key
+        heads as another with `k_norm` [kv_heads * dim]. Values stay as they are."""
         keys_width = len(k_norm)
         q, k, v = qkv.split([len(q_norm), keys_width, keys_width], 1)
         q, k = self._normed(q.contiguous(), q_norm), self._normed(k.contiguous(), k_norm)
@@ -235,7 +239,7 @@ def _chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Divide prompts, from the shortest to the longest, into chunks of at most `max_tokens` tokens.
     A prompt with more tokens is a chunk of its own.
 
-    `lengths` holds the number of tokens of each prompt. Returns the indices of each chunk's
+    `lengths` holds the number of tokens of each prompt. Returns for each chunk the indices of its
     prompts.
     """
     chunks: list[list[int]] = []
@@ -250,11 +254,11 @@ def _chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def _head_norm(layer: Layer, shape: Shape) -> torch.Tensor | None:
-    """The norm weight of every query and key head of a layer, [heads + kv_heads, dim]; None if the
-    model does not normalise them."""
+    """Make one tensor of the norm weights of all query heads and then all key heads of a layer,
+    [heads + kv_heads, dim]; None if the model does not normalise heads one by one."""
     if layer.q_norm is None or layer.k_norm is None:
         return None
-    return per_head(layer.q_norm, layer.k_norm, shape.heads, shape.kv)
+    return norm_weight_per_head(layer.q_norm, layer.k_norm, shape.heads, shape.kv_heads)
 
 
 def _places_of_tokens(
@@ -280,7 +284,7 @@ class _Product:
 
         With `pack`, a second copy of the weight is made in a faster layout.
         """
-        self.product = Fixed(adapted.weight, pack=pack)
+        self.product = FixedWeight(adapted.weight, pack=pack)
         self.bias = adapted.linear.bias
         self.scale = adapted.scale
         self.a = self.b = None
@@ -292,8 +296,8 @@ class _Product:
             self.a, self.b = a.to(weight.dtype).t(), joint_b.t().contiguous()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The layer's output [N, out] for x [N, in]. The adapter's part is added here unless it is
-        merged into the weight."""
+        """Compute the layer's output [N, out] for x [N, in]. The adapter's part, scale * x A B, is
+        added here unless it is merged into the weight."""
         y = self.product(x, self.bias)
         if self.a is not None and self.b is not None:
             y.addmm_(x @ self.a, self.b, alpha=self.scale)
@@ -309,7 +313,7 @@ class _Products(NamedTuple):
     down: _Product
 
     @classmethod
-    def of(cls, linears: LayerWeights, *, pack: bool) -> "_Products":
-        """Make the products of a layer's four matrices. `pack` makes second copies of the weights
-        in a faster layout."""
+    def from_layer(cls, linears: LayerWeights, *, pack: bool) -> "_Products":
+        """Make the products of a layer's four matrices, given in the order qkv, o, gate_up, down.
+        `pack` makes second copies of the weights in a faster layout."""
         return cls(*(_Product(adapted, pack=pack) for adapted in linears))

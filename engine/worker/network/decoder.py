@@ -24,14 +24,15 @@ from engine.worker.network.shape import Multipliers, Shape, is_rotated
 from engine.worker.network.weights import (
     Layer,
     LayerWeights,
-    Take,
+    Linear,
+    ReadWeight,
     Weights,
     layer_from,
-    opened,
-    required,
+    open_weights,
+    required_weight,
 )
 from engine.worker.ops.attention import Attention
-from engine.worker.ops.fused_ops import TORCH, Pointwise
+from engine.worker.ops.fused_ops import TORCH, LayerFunctions
 from engine.worker.ops.kernels import (
     AddNorm,
     HeadLayout,
@@ -40,7 +41,7 @@ from engine.worker.ops.kernels import (
     PickRows,
     TokenLogprobs,
 )
-from engine.worker.ops.matmul import OutputLayer, grain
+from engine.worker.ops.matmul import OutputLayer, padding_multiple
 from engine.worker.ops.packing import Layout, Packed, rounded_up
 
 if TYPE_CHECKING:
@@ -64,9 +65,11 @@ class _RopeTables:
     length."""
 
     def __init__(self, rope: Rope, factor: float, context: int, *, like: torch.Tensor) -> None:
-        """Make no tables yet.
+        """Make no tables yet; `for_length` makes them.
 
         Args:
+            rope: the angle per position of each pair of a head's components, and a factor of the
+                tables.
             factor: multiplies cos and sin, beside the scale of `rope`.
             context: how many tokens the model can read at once.
             like: a tensor of the dtype and on the device of the tables.
@@ -78,14 +81,16 @@ class _RopeTables:
         self.inverse_frequencies = torch.tensor(rope.inverse_frequencies, device=like.device)
         self.tables: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def of(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the tables for at least `length` positions, each [positions, 1, head_dim / 2]."""
+    def for_length(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the tables (cos, sin) for at least `length` positions, each [positions, 1,
+        head_dim / 2]. New ones are made only if those at hand are too short."""
         if self.tables is None or self.tables[0].shape[0] < length:
             self.tables = self._new_tables(max(length, self.least_length))
         return self.tables
 
     def _new_tables(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """New tables (cos, sin) for exactly `length` positions, each [length, 1, dim / 2]."""
+        """Compute the tables (cos, sin) for exactly `length` positions, each [length, 1, head_dim /
+        2]. The angles are computed in float32, whatever the tables' dtype is."""
         positions = torch.arange(length, device=self.device).float()
         angles = torch.outer(positions, self.inverse_frequencies)[:, None]
         cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
@@ -100,46 +105,46 @@ class Decoder:
             functions until others are set.
     """
 
-    def __init__(self, config: Any, take: Take, rope: Rope) -> None:
+    def __init__(self, config: Any, read_weight: ReadWeight, rope: Rope) -> None:
         """Take the weights over and fuse them layer by layer.
 
         Args:
             config: configuration of a model that `unsupported` accepts.
-            take: returns the weight of a name, in the dtype and on the device to work in; called
-                once for each weight.
+            read_weight: returns the weight of a name, in the dtype and on the device to work in;
+                None if the model has no such weight. Called once for each weight.
             rope: the rotary positions that transformers computes for the configuration.
 
         Raises:
             KeyError: if a weight is missing.
         """
-        self.shape = Shape.of(config)
-        self.functions: Pointwise = TORCH
+        self.shape = Shape.from_config(config)
+        self.functions: LayerFunctions = TORCH
         self.eps = float(config.rms_norm_eps)
-        self.embedding = required(take, "model.embed_tokens.weight")
-        self.head = _head(config, take, self.embedding)
-        factors = Multipliers.of(config)
+        self.embedding = required_weight(read_weight, "model.embed_tokens.weight")
+        self.head = _head(config, read_weight, self.embedding)
+        factors = Multipliers.from_config(config)
         self.embedding_factor = factors.embedding
         # Granite divides the logits. The head is linear, so its input is divided instead.
-        self.norm = required(take, "model.norm.weight") / factors.logits
+        self.norm = required_weight(read_weight, "model.norm.weight") / factors.logits
         self.rotary = rope
         context = self.shape.context
         self._tables = _RopeTables(rope, factor=factors.angles, context=context, like=self.head)
         self._output_layer: OutputLayer | None = None  # made by the method `output_layer`
-        self.layers = _layers(config, take, self.shape, factors.residual)
+        self.layers = _layers(config, read_weight, self.shape, factors.residual)
         self._base_weights = Weights(self.layers)
 
     @classmethod
-    def of(cls, model: "PreTrainedModel") -> "Decoder":
+    def from_transformers(cls, model: "PreTrainedModel") -> "Decoder":
         """Make the decoder of a transformers model. The model cannot be used afterwards: weights
         that the decoder fuses are emptied in the model, so that memory never holds both."""
-        inner: Any = model.get_decoder()
+        inner: Any = model.get_decoder()  # the model without its output layer
         rotary = inner.rotary_emb
         rope = Rope(
             tuple(rotary.inv_freq.detach().float().tolist()), float(rotary.attention_scaling)
         )
         parameters = dict(model.named_parameters())
 
-        def take(name: str) -> torch.Tensor | None:
+        def read_weight(name: str) -> torch.Tensor | None:
             """The weight called `name`; None if the model has none. The weight of a projection is
             emptied in the model, since it is fused here."""
             parameter = parameters.get(name)
@@ -150,20 +155,19 @@ class Decoder:
                 parameter.data = weight.new_empty(0)
             return weight
 
-        return cls(model.config, take, rope)
+        return cls(model.config, read_weight, rope)
 
-    def give_back(self, model: "PreTrainedModel") -> bool:
-        """Put the weights that `of` emptied in the model back, as views of the fused ones. Then the
-        model works again, and this decoder must not be used any more.
+    def return_weights(self, model: "PreTrainedModel") -> bool:
+        """Put the weights that `from_transformers` emptied in the model back, as views of the fused
+        ones. Then the model works again, and this decoder must not be used any more.
 
-        Returns False, and changes nothing, if the decoder's weights are multiplied by a factor:
-        they are not the model's weights any more.
+        Returns whether that was done. If the decoder's weights are multiplied by a factor, they are
+        not the model's weights any more: nothing is changed, and the result is False.
         """
-        linears = [linear for layer in self.layers for linear in layer.linears]
-        if any(linear.factor != 1 for linear in linears):
+        if any(linear.factor != 1 for linear in self.linears):
             return False
         parameters = dict(model.named_parameters())
-        for linear in linears:
+        for linear in self.linears:
             for name, start, stop in linear.slot.projections:
                 parameters[f"{name}.weight"].data = linear.weight[start:stop]
         return True
@@ -173,34 +177,40 @@ class Decoder:
         cls, folder: Path, config: Any, rope: Rope, dtype: torch.dtype, device: torch.device
     ) -> "Decoder":
         """Read the decoder of the model in `folder` straight from its safetensors files. Its
-        weights are converted to `dtype`.
+        weights are converted to `dtype` and put on `device`; `config` is the model's configuration,
+        `rope` holds the rotary positions that transformers computes for it.
 
         Raises KeyError if a weight has another name than transformers gives it.
         """
-        with opened(folder, dtype, device) as take:
-            return cls(config, take, rope)
+        with open_weights(folder, dtype, device) as read_weight:
+            return cls(config, read_weight, rope)
 
     @property
     def device(self) -> torch.device:
+        """The device that all weights are on."""
         return self.head.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """The number format of all weights."""
         return self.head.dtype
 
     @property
+    def linears(self) -> list[Linear]:
+        """The four fused matrices of every layer, layer by layer. An adapter can join each."""
+        return [linear for layer in self.layers for linear in layer.linears]
+
+    @property
     def slots(self) -> list[Slot]:
-        """The places where an adapter can join, one for each fused matrix, in order."""
-        return [linear.slot for layer in self.layers for linear in layer.linears]
+        """The places where an adapter can join, one for each of `linears`, in that order."""
+        return [linear.slot for linear in self.linears]
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all matrices that an adapter may be merged into."""
-        return sum(
-            linear.weight.numel() * linear.weight.element_size()
-            for layer in self.layers
-            for linear in layer.linears
-        )
+        """The bytes of all layers' matrices, those that an adapter may be merged into; embedding
+        and output layer do not count."""
+        weights = [linear.weight for linear in self.linears]
+        return sum(weight.numel() * weight.element_size() for weight in weights)
 
     @property
     def packs_weights(self) -> bool:
@@ -209,25 +219,28 @@ class Decoder:
         return 4 * self.weight_bytes < detect().ram_total
 
     def output_layer(self, vocab: int) -> OutputLayer:
-        """The output layer for the ids below `vocab`. It is made at the first call and kept."""
+        """Return the output layer that gives logits for the ids below `vocab` alone. It is made at
+        the first call, kept, and made again only for another `vocab`."""
         if self._output_layer is None or len(self._output_layer.weight) != vocab:
             self._output_layer = OutputLayer(self.head[:vocab], pack=self.packs_weights)
         return self._output_layer
 
-    def grain(self, count: int) -> int:
-        """The number that `count` tokens should be padded to a multiple of, so that matrix products
-        come in few sizes; 1 means no padding."""
-        weights = self.weight_bytes // self.head.element_size()
-        return grain(count, weights) if self.device.type == "cpu" else 1
+    def padding_multiple(self, count: int) -> int:
+        """Return the number that `count` tokens should be padded to a multiple of. With padding,
+        matrix products come in few sizes, each of which a CPU's library prepares only once. On a
+        GPU the result is 1: no padding."""
+        weight_count = self.weight_bytes // self.head.element_size()
+        return padding_multiple(count, weight_count) if self.device.type == "cpu" else 1
 
     def new_adapter(self, spec: LoraSpec, seed: int) -> FlatAdapter:
-        """Make a new adapter of the shape `spec` for this decoder; the seed decides its weights."""
+        """Make a new LoRA adapter of the shape `spec` (rank, alpha, targets) for this decoder. The
+        seed decides its factors A; its factors B are zero, so that it changes nothing yet."""
         return FlatAdapter(self.slots, spec, seed, self.device)
 
     def weights(self, adapter: FlatAdapter | None) -> Weights:
-        """The layers with `adapter` on them, as the adapter is now; with None the base's layers
-        alone. The layers are made once per adapter and kept in the adapter, so that the policy and
-        its sampler share them."""
+        """Return the layers with `adapter` on them, as the adapter is now; with None the base's
+        layers alone. They are made once per adapter and kept in the adapter (`applied`), so that
+        the policy and its sampler share them."""
         if adapter is None:
             return self._base_weights
         if adapter.applied is None:
@@ -239,10 +252,11 @@ class Decoder:
     def rope(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The tables (cos, sin) of the rotary positions, each [at least `length` positions, 1,
         head_dim / 2] in the weights' dtype."""
-        return self._tables.of(length)
+        return self._tables.for_length(length)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """The embeddings of `ids` [tokens] as the first layer reads them, [tokens, hidden]."""
+        """Look up the embeddings of `ids` [tokens], multiplied by the model's constant factor if it
+        has one. Returns what the first layer reads, [tokens, hidden]."""
         x = self.embedding.index_select(0, ids)
         return x if self.embedding_factor == 1 else x * self.embedding_factor
 
@@ -250,17 +264,17 @@ class Decoder:
         self,
         batch: Packed,
         weights: Weights,
-        rows: torch.Tensor | None = None,
+        needed: torch.Tensor | None = None,
         *,
         checkpointing: bool = False,
         dropout: float = 0.0,
     ) -> torch.Tensor:
-        """Compute the hidden states after the last norm, [rows or N, hidden].
+        """Compute the hidden states after the last norm, [needed tokens, hidden].
 
         Args:
             batch: N packed tokens.
             weights: base alone, or base and adapter.
-            rows: indices of the packed tokens whose hidden states are needed, each once. The last
+            needed: indices of the packed tokens whose hidden states are needed, each once. The last
                 layer computes only these after its attention. None: all N.
             checkpointing: recompute each layer in the backward pass, to save memory.
             dropout: probability of dropout on the adapter's input.
@@ -271,7 +285,8 @@ class Decoder:
         delta: torch.Tensor | None = None
         for number, layer in enumerate(self.layers):
             is_last = number == len(self.layers) - 1
-            step = _LayerStep(shared, layer, weights.of(number), rows if is_last else None)
+            linears = weights.layer(number)
+            step = _LayerStep(shared, layer, linears, needed if is_last else None)
             if checkpointing and torch.is_grad_enabled():
                 x, delta = checkpoint(step, x, delta, use_reentrant=False)  # pyright: ignore
             else:
@@ -281,12 +296,16 @@ class Decoder:
         return normed
 
     def _prepare_pass(self, batch: Packed, dropout: float) -> "_Pass":
-        """Make what all layers need to run over `batch`: its attention plan and the tables of its
-        positions. `dropout` is the probability of dropout on the adapter's input."""
+        """Make what all layers need to run over `batch`: its attention plan, and cos and sin of the
+        rotary positions of its tokens. `dropout` is the probability of dropout on the adapter's
+        input."""
         layout = batch.layout
+        # At least the longest row: its prompt (prefix) and its completion (suffix).
         most_positions = max(layout.prefix_lengths) + max(layout.suffix_lengths, default=0)
         cos, sin = self.rope(most_positions)
-        attention = Attention(layout, self.shape.heads, self.shape.kv, self.device, self.dtype)
+        attention = Attention(
+            layout, self.shape.heads, self.shape.kv_heads, self.device, self.dtype
+        )
         return _Pass(self, attention, cos[batch.positions], sin[batch.positions], dropout)
 
     def logprobs(
@@ -308,14 +327,15 @@ class Decoder:
             vocab: ids from this number on have no token and get no probability.
             inverse_temperature: factor of the logits.
             entropies: whether to compute entropies; they are zeros otherwise.
-            checkpointing, dropout: see `hidden`.
+            checkpointing: recompute each layer in the backward pass, to save memory.
+            dropout: probability of dropout on the adapter's input.
         """
         # The labels are the ids of the trained tokens; label i is predicted by the packed token
         # predicting[row_of_label[i]].
         predicting, row_of_label = batch.predicting, batch.predicting_of_label
         # On a CPU the hidden states of a few further tokens are computed, as padding: matrix
         # products then come in few sizes, and each size is prepared only once.
-        computed = rounded_up(predicting, len(batch.ids), self.grain)
+        computed = rounded_up(predicting, len(batch.ids), self.padding_multiple)
         hidden = self.hidden(batch, weights, computed, checkpointing=checkpointing, dropout=dropout)
         hidden, labels, result_of_label = self._one_label_for_each_row(
             hidden, batch.labels, row_of_label, predicting=len(predicting)
@@ -334,16 +354,17 @@ class Decoder:
         *,
         predicting: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | slice]:
-        """Bring hidden rows and labels side by side, one label for each row, as `TokenLogprobs`
-        takes them. A row that predicts several labels, such as the last token of a prompt that
-        completions share, is repeated.
+        """Bring hidden states and labels side by side, one label for each row of hidden states, as
+        `TokenLogprobs` takes them. A row that predicts several labels, such as the last token of a
+        prompt that completions share, is repeated.
 
         Args:
-            hidden: the first `predicting` rows predict labels; rows after them are padding.
-            row_of_label: for each label the number of the row that predicts it.
+            hidden: [rows, hidden]; the first `predicting` rows predict labels, the rest is padding.
+            labels: [labels] int64, the ids to predict.
+            row_of_label: [labels] int64, for each label the number of the row that predicts it.
 
-        Returns (the rows, a label for each row, an index that picks the labels' rows in their
-        order).
+        Returns (the rows; an id for each row, 0 where nothing is to be predicted; an index that
+        picks from results by row those of the labels, in the order of `labels`).
         """
         label_count = len(row_of_label)
         if predicting < label_count:  # so some row predicts several labels
@@ -354,18 +375,19 @@ class Decoder:
     def _repeated_by_label(
         self, hidden: torch.Tensor, labels: torch.Tensor, row_of_label: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (for each label the hidden row that predicts it, the labels), both in the order of
-        the labels. Both are padded, so that matrix products come in few sizes. `row_of_label` holds
-        the number of that row in `hidden`."""
+        """Return (the row of hidden states that predicts each label, the labels), both in the order
+        of the labels. Both are padded at the end, so that matrix products come in few sizes.
+        `row_of_label` [labels] holds for each label the number of its row in `hidden`."""
         label_count = len(row_of_label)
-        padding = -label_count % self.grain(label_count)  # up to the next multiple
+        padding = -label_count % self.padding_multiple(label_count)  # up to the next multiple
         hidden = hidden.index_select(0, F.pad(row_of_label, (0, padding)))
         return hidden, F.pad(labels, (0, padding))
 
     @torch.no_grad()
     def logits(self, ids: torch.Tensor, weights: Weights) -> torch.Tensor:
-        """The logits of a sequence of `ids` [length], as [length, vocab] float32. All of them are
-        in memory at once, so this is for comparisons of short sequences."""
+        """Compute the logits of one sequence of `ids` [length], as [length, vocab] float32 without
+        gradient, with `weights` (base alone, or base and adapter). All of them are in memory at
+        once, so this is for comparisons of short sequences."""
         no_tokens = torch.empty(0, dtype=torch.long, device=ids.device)
         batch = Packed(
             ids,
@@ -404,13 +426,13 @@ class _LayerStep:
 
     Attributes:
         linears: the four matrices of the layer, with the adapter if there is one.
-        rows: indices of the tokens that are computed after the attention; None for all.
+        needed: indices of the tokens that are computed after the attention; None for all.
     """
 
     shared: _Pass
     layer: Layer
     linears: LayerWeights
-    rows: torch.Tensor | None
+    needed: torch.Tensor | None
 
     def __call__(
         self, x: torch.Tensor, delta: torch.Tensor | None
@@ -418,27 +440,28 @@ class _LayerStep:
         """Run the layer on the residual stream `x` [N, hidden]. `delta` [N, hidden] is the output
         of the previous layer, which has not been added to `x` yet; None at the first layer.
 
-        Returns (x, delta) for the next layer: for the tokens `self.rows` alone, or for all N if
-        that is None.
+        Returns (x, delta) for the next layer, which adds them: for the tokens `self.needed` alone,
+        or for all N if that is None.
         """
         layer, dropout = self.layer, self.shared.dropout
         _, o, gate_up, down = self.linears  # the first is applied in `_rotated_heads`
         x, y = self._added_then_normed(x, delta, layer.norm_in)
         attended = self.shared.attention(self._rotated_heads(y))
-        if self.rows is not None:
-            attended, x = PickRows.apply(attended, self.rows), PickRows.apply(x, self.rows)
+        if self.needed is not None:
+            attended, x = PickRows.apply(attended, self.needed), PickRows.apply(x, self.needed)
         # A model has norms either before attention and MLP or after them; the others are None.
         delta = self._normed(o(attended, dropout), layer.norm_attended)
         x, y = self._added_then_normed(x, delta, layer.norm_mid)
         # The MLP: the projection `down` of silu(gate) * up.
-        delta = down.gated(gate_up(y, dropout), dropout, self.shared.decoder.functions)
+        gated_input = gate_up(y, dropout)
+        delta = down.apply_gated(gated_input, dropout, self.shared.decoder.functions)
         return x, self._normed(delta, layer.norm_mlp)
 
     def _added_then_normed(
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (x + delta, the norm of that sum with `weight`). If `delta` is None the sum is x;
-        if `weight` is None the sum itself stands for its norm."""
+        """Return (x + delta, the RMS norm of that sum multiplied by `weight`), both [N, hidden]. If
+        `delta` is None the sum is x; if `weight` is None the sum itself stands for its norm."""
         decoder = self.shared.decoder
         if weight is None:
             total = x if delta is None else x + delta
@@ -456,8 +479,8 @@ class _LayerStep:
 
     def _rotated_heads(self, y: torch.Tensor) -> torch.Tensor:
         """Compute queries, keys and values of the layer's input y [N, hidden], as [N, (heads + 2
-        kv_heads) * head_dim]. Queries and keys are normalised, if the model does that, and rotated.
-        """
+        kv_heads) * head_dim]. Queries and keys are normalised, if the model does that, and rotated
+        by their positions, if this layer does that."""
         layer, decoder = self.layer, self.shared.decoder
         qkv, *_ = self.linears
         heads = qkv(y, self.shared.dropout)
@@ -467,7 +490,7 @@ class _LayerStep:
         cos, sin = self.shared.cos, self.shared.sin
         if not layer.rotated:  # this layer does not use positions
             cos, sin = no_rotation(cos, sin)
-        layout = HeadLayout(decoder.shape.heads, decoder.shape.kv, decoder.eps)
+        layout = HeadLayout(decoder.shape.heads, decoder.shape.kv_heads, decoder.eps)
         return HeadsRope.apply(
             heads, layer.q_norm, layer.k_norm, cos, sin, layout, decoder.functions
         )
@@ -487,36 +510,39 @@ class _LayerStep:
 def _labels_by_row(
     labels: torch.Tensor, row_of_label: torch.Tensor, row_count: int
 ) -> torch.Tensor:
-    """The label of each of `row_count` rows, [row_count]; id 0 for a row without a label. Label i
-    belongs to row `row_of_label[i]`, and no row has several."""
+    """Return the label of each of `row_count` rows, [row_count]; 0 for a row without a label.
+    `labels[i]` belongs to row `row_of_label[i]`, and no row has several labels."""
     by_row = labels.new_zeros(row_count)
     return by_row.index_copy_(0, row_of_label, labels)
 
 
-def _head(config: Any, take: Take, embedding: torch.Tensor) -> torch.Tensor:
-    """The weight of the output layer, [vocab, hidden]. It is the embedding's weight if the model
-    ties the two, or has no output weight in its files."""
+def _head(config: Any, read_weight: ReadWeight, embedding: torch.Tensor) -> torch.Tensor:
+    """Read the weight of the output layer, [vocab, hidden]. It is the embedding's weight
+    `embedding` if the configuration ties the two, or if the model has no output weight."""
     is_tied = getattr(config, "tie_word_embeddings", False)
-    head = None if is_tied else take("lm_head.weight")
+    head = None if is_tied else read_weight("lm_head.weight")
     return embedding if head is None else head
 
 
-def _layers(config: Any, take: Take, shape: Shape, residual: float) -> list[Layer]:
-    """Build the layers of a model from the weights that `take` gives. `residual` multiplies the
-    outputs of attention and MLP."""
+def _layers(config: Any, read_weight: ReadWeight, shape: Shape, residual: float) -> list[Layer]:
+    """Build the layers of a model from the weights that `read_weight` gives by name. `residual`
+    multiplies the outputs of attention and MLP."""
     return [
-        layer_from(take, number, shape.head_dim, residual, rotated=is_rotated(config, number))
+        layer_from(
+            read_weight, number, shape.head_dim, residual, rotated=is_rotated(config, number)
+        )
         for number in range(shape.layers)
     ]
 
 
 def _rows_at_once(device: torch.device, vocab: int) -> int:
-    """The number of tokens whose logits are computed at once: so many that their float32 logits
-    take HEAD_BYTES, but at least 128."""
+    """Return for how many tokens logits are computed at once: for so many that their logits, each a
+    float32 for `vocab` ids, take HEAD_BYTES, but at least 128."""
     logit_bytes = HEAD_BYTES.get(device.type, 2**24)  # 2**24: on any other device
     return max(128, logit_bytes // (4 * vocab))  # a float32 has 4 bytes
 
 
 def no_rotation(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tables in the shape of `cos` and `sin` whose rotation leaves every vector as it is."""
+    """Return tables in the shapes of `cos` and `sin`, all ones and all zeros, whose rotation leaves
+    every vector as it is."""
     return torch.ones_like(cos), torch.zeros_like(sin)

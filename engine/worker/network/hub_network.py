@@ -24,7 +24,7 @@ from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.trajectory import Completion
 from engine.worker.network.adapter import Adapter, LoraSpec, require_same_shapes
 from engine.worker.network.hub_sampler import HubSampler
-from engine.worker.network.network import Micro
+from engine.worker.network.network import PackedOrPadded
 from engine.worker.network.sampler import Sampler, SamplerNeeds, SamplingParams
 from engine.worker.network.shape import Shape
 from engine.worker.ops.kernels import TokenLogprobs
@@ -54,7 +54,7 @@ SAME_LOGITS = 1e-3  # the largest difference of both, as a share of the logits' 
 
 
 def lora_config(spec: LoraSpec) -> LoraConfig:
-    """Make PEFT's configuration for a trainable adapter of this shape."""
+    """Make PEFT's configuration for a trainable LoRA adapter of the shape `spec`."""
     alpha: Any = spec.alpha
     if spec.alpha == int(spec.alpha):
         alpha = int(spec.alpha)  # PEFT's type; a fraction works too
@@ -72,14 +72,16 @@ class HubAdapter:
     """An adapter inside a PEFT model, which stores it under `name`."""
 
     def __init__(self, network: "HubNetwork", name: str, spec: LoraSpec) -> None:
-        """Refer to the adapter that the PEFT model of `network` stores under `name`."""
+        """Refer to the adapter of the shape `spec` that the PEFT model of `network` stores under
+        `name`; the weights stay there."""
         self.network = network
         self.name = name
         self.spec = spec
 
     @property
     def version(self) -> int:
-        """A number that changes whenever the weights do: torch counts the changes of a tensor."""
+        """A number that changes whenever the weights do. torch counts the changes of each tensor;
+        this is the sum of their counts."""
         return sum(parameter._version for parameter in self.parameters())
 
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -94,12 +96,12 @@ class HubAdapter:
     def gradients(self) -> dict[str, torch.Tensor]:
         """Return the gradients that backward passes have added up, under the names of `state`. A
         tensor without a gradient is left out."""
-        return {
-            # `state` leaves the adapter's name out of the names.
-            name.replace(f".{self.name}.", "."): parameter.grad
-            for name, parameter in self._named_parameters()
-            if parameter.grad is not None
-        }
+        gradients = {}
+        for name, parameter in self._named_parameters():
+            if parameter.grad is not None:
+                # The names of `state` lack the adapter's name, such as "lora_A.adapter0.weight".
+                gradients[name.replace(f".{self.name}.", ".")] = parameter.grad
+        return gradients
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return copies of the adapter's tensors, float32 on the CPU, under PEFT's names."""
@@ -109,8 +111,8 @@ class HubAdapter:
         }
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Replace the weights by `state`. Raises WorkerFailure (config) if names or shapes differ
-        from the adapter's."""
+        """Replace the weights by the tensors of `state`, which have PEFT's names. Raises
+        WorkerFailure (config) if names or shapes differ from the adapter's."""
         require_same_shapes(self._named_tensors(), state)
         set_peft_model_state_dict(self.network.peft, state, adapter_name=self.name)
 
@@ -151,7 +153,7 @@ class HubNetwork:
         self.model = model
         self.vocab = vocab
         self.why = why
-        self.shape = Shape.of(model.config)
+        self.shape = Shape.from_config(model.config)
         disable_dropout(model)
         self._head = self._plain_head()
         self._sampling_checked = False
@@ -165,12 +167,14 @@ class HubNetwork:
 
     @property
     def peft(self) -> PeftModel:
-        """The model as PEFT has wrapped it; there must be an adapter."""
+        """The model as PEFT has wrapped it. There must be an adapter, because the first one wraps
+        the model."""
         assert self._peft is not None, "no adapter has been made"
         return self._peft
 
     @property
     def device(self) -> torch.device:
+        """The device that the model is on."""
         return self.model.device
 
     @property
@@ -206,7 +210,8 @@ class HubNetwork:
         if self.dtype in (torch.bfloat16, torch.float16):
             _compute_in_dtype(self.dtype, self._peft)
         adapter = HubAdapter(self, name, spec)
-        self._first_adapter = self._first_adapter or adapter
+        if self._first_adapter is None:
+            self._first_adapter = adapter  # `empty_pass` uses it
         return adapter
 
     def empty_pass(self, *, trains: bool) -> None:
@@ -224,22 +229,24 @@ class HubNetwork:
             return
         with self.with_adapter(self._first_adapter):
             logits = self.model(input_ids=ids, use_cache=False).logits
-            (0.0 * logits.float().sum()).backward()
+            (0.0 * logits.float().sum()).backward()  # 0.0: all gradients of this pass are zero
 
     def _exclusion_pattern(self, spec: LoraSpec) -> str:
         """Return NOT_ADAPTED, the pattern of modules that get no adapter (such as those that see
         pictures), if it matches a module that the targets of `spec` name. Otherwise return ""."""
         for name, module in self.model.named_modules():
+            _, _, last_name = name.rpartition(".")
             if "all-linear" in spec.targets:
                 is_target = isinstance(module, torch.nn.Linear)
             else:
-                is_target = name.rpartition(".")[2] in spec.targets
+                is_target = last_name in spec.targets
             if is_target and re.fullmatch(NOT_ADAPTED, name):
                 return NOT_ADAPTED
         return ""
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        """Delete an adapter. If it was the last one, unwrap the model's layers too."""
+        """Delete an adapter from the PEFT model; an adapter that is not there is ignored. If it was
+        the last one, unwrap the model's layers too."""
         name = _require_hub(adapter).name
         if self._peft is not None and name in self._peft.peft_config:
             self._peft.delete_adapter(name)
@@ -248,7 +255,7 @@ class HubNetwork:
                 self._peft = None
 
     def collate(self, rows: Sequence[Row]) -> Batch:
-        """Make one padded batch of `rows`."""
+        """Make one batch of `rows`, padded on the right to one length."""
         return collate(rows, pad=0)  # any id will do, because no token sees what is on its right
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
@@ -258,7 +265,7 @@ class HubNetwork:
 
     def logprobs(
         self,
-        batch: Micro,
+        batch: PackedOrPadded,
         adapter: Adapter | None,
         *,
         inverse_temperature: float = 1.0,
@@ -266,8 +273,16 @@ class HubNetwork:
         checkpointing: bool = False,
         training: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the log-probabilities and entropies of the trained tokens, two tensors [T]
-        float32. `Network.logprobs` describes the arguments.
+        """Compute the log-probabilities and entropies of the batch's T trained tokens, two tensors
+        [T] float32; only log-probabilities carry gradients.
+
+        Args:
+            batch: made by `collate`.
+            adapter: None runs the base alone.
+            inverse_temperature: factor of the logits.
+            entropies: whether they are needed; otherwise they may be zeros.
+            checkpointing: recompute activations in backward passes, from now on.
+            training: switches dropout on.
 
         If the logits are nothing but the head applied to the hidden states, the head runs in chunks
         on the trained tokens alone. Otherwise the model computes all logits, and entropies are
@@ -340,15 +355,16 @@ class HubNetwork:
         return bool(difference <= SAME_LOGITS * logits.float().norm())
 
     def _hidden(self, ids: torch.Tensor) -> torch.Tensor:
-        """The hidden states [rows, length, hidden] after the last norm, for ids [rows, length]."""
-        decoder: Any = self.model.get_decoder()
+        """Compute the hidden states [rows, length, hidden] after the last norm, for ids [rows,
+        length]."""
+        decoder: Any = self.model.get_decoder()  # the model without its output layer
         return decoder(input_ids=ids, use_cache=False).last_hidden_state
 
     def _from_all_logits(
         self, batch: Batch, inverse_temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute (log-probabilities, entropies) of the trained tokens from all logits of the
-        model.
+        """Compute (log-probabilities, entropies) of the batch's T trained tokens from all logits of
+        the model, multiplied by `inverse_temperature`.
 
         Both are [T] float32; only log-probabilities carry gradients.
         """
@@ -362,16 +378,17 @@ class HubNetwork:
 
     @torch.no_grad()
     def logits(self, ids: Sequence[int], adapter: Adapter | None) -> torch.Tensor:
-        """The logits of one sequence, [ids, vocab] float32. Without an adapter they are those of
-        the base. Leaves the model in evaluation mode."""
+        """Compute the logits of one sequence, [ids, vocab] float32, without gradient. With
+        `adapter` None they are those of the base. Leaves the model in evaluation mode."""
         self.take_turn(False)
         with self.with_adapter(adapter):
             self.model.eval()
             return self.model(torch.tensor([ids], device=self.device)).logits[0].float()
 
     def sampler(self, needs: SamplerNeeds) -> Sampler:
-        """Make a sampler on this model. The first call also checks that sampling with a cache gives
-        the same log-probabilities as the model's forward pass over whole rows.
+        """Make a sampler on this model. The first call also checks, on a few tokens, that sampling
+        with a key-value cache gives the same log-probabilities as the model's forward pass over
+        whole rows.
 
         Raises:
             WorkerFailure: kind config, if it gives other log-probabilities, or if the model cannot
@@ -437,7 +454,8 @@ class HubNetwork:
 
 
 def _without_waiting(_trains: bool) -> None:
-    """Do nothing, because this process holds the whole model and need not wait for other ranks."""
+    """Do nothing: the default of `HubNetwork.take_turn`, which is called before each pass. This
+    process holds the whole model, so it need not wait for other ranks (processes of the run)."""
 
 
 def _sampling_failure(evidence: str) -> WorkerFailure:
@@ -455,7 +473,8 @@ def disable_dropout(model: torch.nn.Module) -> None:
     """Switch off the model's own dropout, because a frozen base must compute the same in training
     as in sampling.
 
-    Some models have it as a module, others as a number in an attribute whose name contains `drop`.
+    Some models have dropout as a module, others as a probability (a float) in an attribute whose
+    name contains "drop".
     """
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -470,15 +489,19 @@ def _compute_in_dtype(dtype: torch.dtype, model: torch.nn.Module) -> None:
     and copies of them are used. Otherwise PEFT would copy every layer's input to float32, keep that
     copy for the backward pass, and multiply in float32."""
     for module in model.modules():
+        # The flag is still True only in layers that an earlier call has not seen.
         if isinstance(module, BaseTunerLayer) and getattr(module, CASTS_INPUTS, True):
             setattr(module, CASTS_INPUTS, False)
-            module.forward = partial(_in_format, dtype, module.forward)
+            module.forward = partial(_forward_in_dtype, dtype, module.forward)
 
 
-def _in_format(dtype: torch.dtype, forward: Any, x: torch.Tensor, *more: Any, **named: Any) -> Any:
-    """Call a layer's `forward` so that its matrix products are computed in `dtype`."""
+def _forward_in_dtype(
+    dtype: torch.dtype, forward: Any, x: torch.Tensor, *arguments: Any, **options: Any
+) -> Any:
+    """Call a layer's `forward` on its input x and whatever else it takes, so that its matrix
+    products are computed in `dtype`."""
     with torch.autocast(x.device.type, dtype=dtype):
-        return forward(x, *more, **named)
+        return forward(x, *arguments, **options)
 
 
 def _require_hub(adapter: Adapter) -> HubAdapter:

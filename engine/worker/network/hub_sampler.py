@@ -28,8 +28,8 @@ from transformers.cache_utils import (
 from engine.worker.core import pulse
 from engine.worker.core.trajectory import Completion
 from engine.worker.network.sampler import (
-    Done,
     Ending,
+    OnCompletion,
     Row,
     SamplerNeeds,
     SamplingParams,
@@ -39,8 +39,8 @@ from engine.worker.network.sampler import (
     uniforms,
 )
 
-# Types of cache layers that `_join_layers` knows. If a cache has any other, waiting prompts are
-# read only after all rows have ended.
+# Types of cache layers that `_append_rows_of_layer` knows. If a cache has any other type, waiting
+# prompts are read only after all rows have ended.
 JOINABLE = (
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -83,41 +83,42 @@ class _Batch:
     tokens: torch.Tensor
     keys: torch.Tensor
 
-    def keep(self, numbers: Sequence[int]) -> None:
-        """Keep only the rows with these numbers, in that order, and drop all others."""
-        index = torch.tensor(numbers, device=self.mask.device)
-        _take_rows(self.cache, index)
-        self.rows = [self.rows[number] for number in numbers]
+    def keep_rows(self, kept: Sequence[int]) -> None:
+        """Keep only the rows with the indices `kept`, in that order, and drop all others."""
+        index = torch.tensor(kept, device=self.mask.device)
+        _select_rows(self.cache, index)
+        self.rows = [self.rows[row_index] for row_index in kept]
         self.mask, self.positions = self.mask[index], self.positions[index]
         self.tokens, self.keys = self.tokens[index], self.keys[index]
         if _is_joinable(self.cache):  # else it has layers that `_resize` does not know
             self._drop_unseen_columns()
 
     def _drop_unseen_columns(self) -> None:
-        """Drop the columns (token positions) on the left that no row sees, once they are
-        UNSEEN_SHARE of all."""
+        """Drop the columns (token positions) on the left that are padding in every row, once they
+        are more than the share UNSEEN_SHARE of all columns."""
         # Padding is on the left, so the row that sees most columns sees the last ones.
         unseen = self.mask.shape[1] - int(self.mask.sum(1).max())
         if unseen > UNSEEN_SHARE * self.mask.shape[1]:
             _resize(self.cache, self.mask.shape[1] - unseen)
             self.mask = self.mask[:, unseen:]
 
-    def join(self, other: "_Batch") -> None:
-        """Add the rows of another batch, which must not be used afterwards. First both are padded
-        on the left to the same number of columns (token positions)."""
-        columns = max(self.mask.shape[1], other.mask.shape[1])
+    def join(self, fresh: "_Batch") -> None:
+        """Append the rows of the batch `fresh`, which must not be used afterwards. First both
+        batches are padded on the left to the same number of columns (token positions)."""
+        columns = max(self.mask.shape[1], fresh.mask.shape[1])
         self._pad_to(columns)
-        other._pad_to(columns)
-        for own_layer, other_layer in zip(self.cache.layers, other.cache.layers, strict=True):
-            _join_layers(own_layer, other_layer)
-        self.rows = self.rows + other.rows
-        self.mask = torch.cat([self.mask, other.mask])
-        self.positions = torch.cat([self.positions, other.positions])
-        self.tokens = torch.cat([self.tokens, other.tokens])
-        self.keys = torch.cat([self.keys, other.keys])
+        fresh._pad_to(columns)
+        for own_layer, fresh_layer in zip(self.cache.layers, fresh.cache.layers, strict=True):
+            _append_rows_of_layer(own_layer, fresh_layer)
+        self.rows = self.rows + fresh.rows
+        self.mask = torch.cat([self.mask, fresh.mask])
+        self.positions = torch.cat([self.positions, fresh.positions])
+        self.tokens = torch.cat([self.tokens, fresh.tokens])
+        self.keys = torch.cat([self.keys, fresh.keys])
 
     def _pad_to(self, columns: int) -> None:
-        """Pad cache and mask on the left to this number of columns (token positions)."""
+        """Pad cache and mask on the left to this number of columns (token positions), which is at
+        least the present one. The mask hides the new columns."""
         _resize(self.cache, columns)
         self.mask = F.pad(self.mask, (columns - self.mask.shape[1], 0))
 
@@ -136,10 +137,11 @@ class HubSampler:
         with_adapter: Callable[[Any], AbstractContextManager[None]],
         before_pass: Callable[[], None] = lambda: None,
     ) -> None:
-        """Sample from `model`.
+        """Sample from `model`; until `load` is called, from the base without an adapter.
 
         Args:
-            needs: what every sampler needs.
+            needs: the ids that pad rows and end completions, the decoder of ids to text, and the
+                most rows at once.
             vocab: ids from this number on are never sampled (padded vocabularies hold ids without a
                 token).
             with_adapter: opens a context in which the given adapter is the model's only active one
@@ -171,28 +173,32 @@ class HubSampler:
         prompts: Sequence[list[int]],
         n: int,
         params: SamplingParams,
-        done: Done | None = None,
+        done: OnCompletion | None = None,
     ) -> list[list[Completion]]:
-        """Sample `n` completions of each prompt and return them in the order of `prompts`;
-        `Sampler.generate` describes the arguments. Short prompts are read first, so that little is
-        padded."""
-        rows = new_rows(len(prompts), n, params)  # filled in place
+        """Sample `n` completions of each prompt (a list of token ids) by `params`, and return them
+        in the order of `prompts`. As soon as a completion has ended, `done` is called with (prompt
+        index, number of the completion among the prompt's, completion). Short prompts are read
+        first, so that little is padded."""
+        rows = new_rows(len(prompts), n, params)  # `_rounds` fills them in place
         for _ in self._rounds(prompts, rows, params, done):
             pass
         return completions(rows)
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
-        """Sample one completion of the prompt; yields each of its token ids once it is drawn."""
+        """Sample one completion of the prompt; yields each of its token ids once it is drawn, the
+        end token included."""
         rows = new_rows(prompt_count=1, n=1, params=params)
-        for _ in self._rounds([prompt], rows, params, done=None):
-            yield rows[0][0].ids[-1]
+        row = rows[0][0]
+        # With one prompt and one row, each round draws exactly one token.
+        for _ in self._rounds([prompt], rows, params, on_completion=None):
+            yield row.ids[-1]
 
     def _rounds(
         self,
         prompts: Sequence[list[int]],
         rows: list[list[Row]],
         params: SamplingParams,
-        done: Done | None,
+        on_completion: OnCompletion | None,
     ) -> Iterator[None]:
         """Sample with the loaded adapter until every row has ended, yielding after each round. In a
         round either waiting prompts are read, or every row takes one token. Afterwards the model is
@@ -200,7 +206,7 @@ class HubSampler:
 
         Args:
             rows: for each prompt its rows, which are filled in place.
-            done: called for each row that ends; None if nobody is to be told.
+            on_completion: called for each row that ends; None if nobody is to be told.
         """
         shortest_first = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
         waiting = deque(
@@ -210,13 +216,16 @@ class HubSampler:
         try:
             with self.with_adapter(self._adapter):
                 self.model.eval()
-                yield from self._sample(waiting, params, done)
+                yield from self._sample(waiting, params, on_completion)
         finally:
             self.model.train(was_training)
 
     @torch.no_grad()
     def _sample(
-        self, waiting: deque[_WaitingPrompt], params: SamplingParams, done: Done | None
+        self,
+        waiting: deque[_WaitingPrompt],
+        params: SamplingParams,
+        on_completion: OnCompletion | None,
     ) -> Iterator[None]:
         """Sample until no prompt waits and no row is left, yielding after each round (see
         `_rounds`). `waiting` holds the prompts that are not read yet."""
@@ -224,25 +233,26 @@ class HubSampler:
         batch: _Batch | None = None
         while waiting or batch is not None:
             if self._should_read(waiting, batch):
-                alive = len(batch.rows) if batch is not None else 0
-                fresh, logits = self._read(self._take_waiting(waiting, alive))
-                batch = _join_batches(batch, _draw_tokens(fresh, logits, ending, done))
+                rows_alive = len(batch.rows) if batch is not None else 0
+                fresh, logits = self._read(self._take_waiting(waiting, rows_alive))
+                batch = _join_batches(batch, _draw_tokens(fresh, logits, ending, on_completion))
             elif batch is not None:
-                batch = _draw_tokens(batch, self._step(batch), ending, done)
-            pulse.beat()
+                batch = _draw_tokens(batch, self._step(batch), ending, on_completion)
+            pulse.beat()  # a sign of life: this process is not stuck
             yield
 
     def _should_read(self, waiting: deque[_WaitingPrompt], batch: _Batch | None) -> bool:
         """Whether to read waiting prompts now. Reading interrupts the rows under way, so prompts
-        wait until many places are free. If rows cannot be added to this kind of cache, prompts wait
-        until all places are free."""
+        wait until the share REFILL_SHARE of all places is free, and until the rows of the first
+        prompt fit. If rows cannot be added to this kind of cache, prompts wait until no row is left
+        (`batch` is None then)."""
         if not waiting:
             return False
         if batch is None:
             return True
-        free = self.needs.max_rows - len(batch.rows)
-        is_worthwhile = free >= max(REFILL_SHARE * self.needs.max_rows, len(waiting[0].rows))
-        return is_worthwhile and _is_joinable(batch.cache)
+        free_rows = self.needs.max_rows - len(batch.rows)
+        enough_rows = max(REFILL_SHARE * self.needs.max_rows, len(waiting[0].rows))
+        return free_rows >= enough_rows and _is_joinable(batch.cache)
 
     def _take_waiting(
         self, waiting: deque[_WaitingPrompt], rows_alive: int
@@ -272,7 +282,7 @@ class HubSampler:
         rows = [row for prompt in prompts for row in prompt.rows]
         prompt_of_row = _prompt_of_row(prompts, device)
         if len(rows) > len(prompts):  # repeat the prompts that have several rows
-            _take_rows(cache, prompt_of_row)
+            _select_rows(cache, prompt_of_row)
         batch = _Batch(
             rows,
             cache,
@@ -284,10 +294,10 @@ class HubSampler:
         return batch, logits[prompt_of_row]
 
     def _step(self, batch: _Batch) -> torch.Tensor:
-        """Run each row's last drawn token through the model. Returns the logits after these tokens,
-        [rows, vocab] float32."""
+        """Run each row's last drawn token through the model, which adds it to the cache. Returns
+        the logits after these tokens, [rows, vocab] float32."""
         batch.positions = batch.positions + 1
-        batch.mask = F.pad(batch.mask, (0, 1), value=1)
+        batch.mask = F.pad(batch.mask, (0, 1), value=1)  # one more column on the right, visible
         return self._forward(batch.tokens[:, None], batch.mask, batch.positions, batch.cache)
 
     def _padded(self, prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -332,10 +342,12 @@ class HubSampler:
 
 def _join_batches(batch: _Batch | None, fresh: _Batch | None) -> _Batch | None:
     """Put the rows of both batches into one batch and return that. None stands for a batch without
-    rows."""
-    if batch is not None and fresh is not None:
+    rows; the result is None if both are None."""
+    if batch is None:
+        return fresh
+    if fresh is not None:
         batch.join(fresh)
-    return batch or fresh
+    return batch
 
 
 def _positions(mask: torch.Tensor) -> torch.Tensor:
@@ -345,45 +357,53 @@ def _positions(mask: torch.Tensor) -> torch.Tensor:
 
 
 def _prompt_of_row(prompts: Sequence[_WaitingPrompt], device: torch.device) -> torch.Tensor:
-    """For each row of the prompts, the index of its prompt in `prompts`, as [rows] int64."""
-    numbers = [number for number, prompt in enumerate(prompts) for _ in prompt.rows]
-    return torch.tensor(numbers, device=device)
+    """Return for each row of the prompts, in order, the index of its prompt in `prompts`: [rows]
+    int64. For two prompts with two rows and one row that is [0, 0, 1]."""
+    indices = [index for index, prompt in enumerate(prompts) for _ in prompt.rows]
+    return torch.tensor(indices, device=device)
 
 
 def _draw_tokens(
-    batch: _Batch, logits: torch.Tensor, ending: Ending, done: Done | None
+    batch: _Batch, logits: torch.Tensor, ending: Ending, on_completion: OnCompletion | None
 ) -> _Batch | None:
-    """Draw a token for each row from its logits [rows, vocab]. Returns the batch without the rows
-    that end with this token, or None if all rows end. `done` is called for each row that ends."""
-    steps = torch.tensor([len(row.ids) for row in batch.rows], device=logits.device)
-    batch.tokens, logprobs = draw(logits, ending.params, uniforms(batch.keys, steps))
-    unfinished = _append_tokens(batch, logprobs, ending, done)
+    """Draw a token for each row from its logits [rows, vocab] and append it. Returns the batch
+    without the rows that end with this token, or None if all rows end. `on_completion` is called
+    for each row that ends."""
+    # A token's random number follows from its row's key and from how many were drawn before it.
+    drawn_before = torch.tensor([len(row.ids) for row in batch.rows], device=logits.device)
+    random_numbers = uniforms(batch.keys, drawn_before)
+    batch.tokens, logprobs = draw(logits, ending.params, random_numbers)
+    unfinished = _append_tokens(batch, logprobs, ending, on_completion)
     if not unfinished:
         return None
     if len(unfinished) < len(batch.rows):
-        batch.keep(unfinished)
+        batch.keep_rows(unfinished)
     return batch
 
 
 def _append_tokens(
-    batch: _Batch, logprobs: torch.Tensor, ending: Ending, done: Done | None
+    batch: _Batch, logprobs: torch.Tensor, ending: Ending, on_completion: OnCompletion | None
 ) -> list[int]:
-    """Append to each row of the batch the token that it has drawn, with its log-probability.
+    """Append to each row of the batch the token that it has drawn (`batch.tokens`), with its
+    log-probability.
 
-    Returns the numbers of the rows that go on; `done` is called for the others.
+    Returns the indices of the rows that go on. `on_completion` is called for the rows that end with
+    this token.
     """
     unfinished = []
     drawn_tokens = zip(batch.rows, batch.tokens.tolist(), logprobs.tolist(), strict=True)
-    for number, (row, token, logprob) in enumerate(drawn_tokens):
-        if not ending.take(row, token, logprob):
-            unfinished.append(number)
-        elif done is not None:
-            done(row.prompt, row.member, row.completion)
+    for index, (row, token, logprob) in enumerate(drawn_tokens):
+        ends = ending.append_token(row, token, logprob)
+        if not ends:
+            unfinished.append(index)
+        elif on_completion is not None:
+            on_completion(row.prompt, row.member, row.completion)
     return unfinished
 
 
-def _take_rows(cache: DynamicCache, index: torch.Tensor) -> None:
-    """Keep the cache's rows `index`, in that order; a row may be taken several times.
+def _select_rows(cache: DynamicCache, index: torch.Tensor) -> None:
+    """Replace the cache's rows by those with the numbers `index` [n] int64, in that order. A row
+    may be selected several times.
 
     `reorder_cache` is the only way to select rows that every kind of layer has: layers with keys
     and values, and layers with states of convolutions or linear attention.
@@ -409,20 +429,22 @@ def _resize(cache: DynamicCache, columns: int) -> None:
             layer.cumulative_length = columns
             held_columns = min(columns, layer.sliding_window - 1)  # the next token is the last
         missing = held_columns - layer.keys.shape[-2]  # if negative, so many columns are dropped
+        # Keys and values are [rows, heads, columns, dim]: only columns are padded, on the left.
         layer.keys = F.pad(layer.keys, (0, 0, missing, 0))
         layer.values = F.pad(layer.values, (0, 0, missing, 0))
 
 
-def _join_layers(layer: object, other_layer: Any) -> None:
-    """Append the rows of `other_layer` to `layer`, in place. Both are the same layer of two caches
+def _append_rows_of_layer(layer: object, fresh_layer: Any) -> None:
+    """Append the rows of `fresh_layer` to `layer`, in place. Both are the same layer of two caches
     and have equally many columns (token positions). Keys, values and the states of convolutions and
     linear attention are appended."""
+    # Not `elif` below: some layers have both keys with values, and states.
     if isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None:
-        layer.keys = torch.cat([layer.keys, other_layer.keys])
-        layer.values = torch.cat([layer.values, other_layer.values])
+        layer.keys = torch.cat([layer.keys, fresh_layer.keys])
+        layer.values = torch.cat([layer.values, fresh_layer.values])
     if isinstance(layer, LinearAttentionLayer):
         for name in ("conv_states", "recurrent_states"):
             states: Any = getattr(layer, name)  # a layer may have several, by number
-            for number, state in getattr(other_layer, name).items():
-                if state is not None:  # None: not yet filled
-                    states[number] = torch.cat([states[number], state])
+            for number, fresh_state in getattr(fresh_layer, name).items():
+                if fresh_state is not None:  # None: not yet filled
+                    states[number] = torch.cat([states[number], fresh_state])

@@ -21,7 +21,7 @@ from engine.worker.network.weights import Weights
 from engine.worker.ops.fused_ops import AS_WRITTEN, Choice
 from engine.worker.ops.packing import Packed, pack
 
-Micro = Packed | Batch
+PackedOrPadded = Packed | Batch
 
 # By how much the limit of evenly filled microbatches is raised while they are too many.
 LIMIT_GROWTH = 1.02
@@ -46,14 +46,18 @@ class Network(Protocol):
     shape: Shape
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """The device that the model is on."""
+        ...
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype:
+        """The number format that the model computes in."""
+        ...
 
     def new_adapter(self, spec: LoraSpec, seed: int) -> Adapter:
-        """Make a new adapter: its factor A is drawn as PEFT draws A for the seed, its factor B is
-        zero."""
+        """Make a new LoRA adapter of the shape `spec` (rank, alpha, targets): its factors A are
+        drawn as PEFT draws them for the seed, its factors B are zero."""
         ...
 
     def drop_adapter(self, adapter: Adapter) -> None:
@@ -61,7 +65,7 @@ class Network(Protocol):
         uses."""
         ...
 
-    def collate(self, rows: Sequence[Row]) -> Micro:
+    def collate(self, rows: Sequence[Row]) -> PackedOrPadded:
         """Make one microbatch of `rows`, in the form that `logprobs` reads."""
         ...
 
@@ -75,7 +79,7 @@ class Network(Protocol):
 
     def logprobs(
         self,
-        batch: Micro,
+        batch: PackedOrPadded,
         adapter: Adapter | None,
         *,
         inverse_temperature: float = 1.0,
@@ -97,11 +101,13 @@ class Network(Protocol):
         ...
 
     def logits(self, ids: Sequence[int], adapter: Adapter | None) -> torch.Tensor:
-        """The logits of one sequence, [length, vocab] float32, without gradient."""
+        """Compute the logits of one sequence, [ids, vocab] float32, without gradient. With
+        `adapter` None they are those of the base."""
         ...
 
     def sampler(self, needs: SamplerNeeds) -> Sampler:
-        """Make a sampler that samples from this network."""
+        """Make a sampler on this network. `needs` holds what it has to know beside the weights,
+        such as the ids that end a completion."""
         ...
 
 
@@ -118,8 +124,8 @@ class DecoderNetwork:
     why = ""
 
     def __init__(self, decoder: Decoder, vocab: int, kernel_choice: Choice = AS_WRITTEN) -> None:
-        """Keep the decoder and set its functions between the matrix products to those of
-        `kernel_choice`. `vocab`: how many ids have a token."""
+        """Keep the decoder and set its functions between the matrix products (norms, rotations,
+        gates) to those of `kernel_choice`. `vocab`: how many ids have a token."""
         self.decoder = decoder
         self.decoder.functions = kernel_choice.functions
         self.kernels = kernel_choice.functions.name
@@ -129,24 +135,28 @@ class DecoderNetwork:
 
     @property
     def device(self) -> torch.device:
+        """The device that the model is on."""
         return self.decoder.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """The number format that the model computes in."""
         return self.decoder.dtype
 
     def new_adapter(self, spec: LoraSpec, seed: int) -> FlatAdapter:
-        """Make a new adapter of the shape `spec`; the seed decides its weights."""
+        """Make a new LoRA adapter of the shape `spec` (rank, alpha, targets): its factors A are
+        drawn by the seed, its factors B are zero."""
         return self.decoder.new_adapter(spec, seed)
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        """Free the layers with this adapter on them, which `Decoder.weights` keeps in the
-        adapter."""
+        """Free the layers with this adapter on them, which `Decoder.weights` has kept in the
+        adapter. They are made again if the adapter is used again."""
         _require_flat(adapter).applied = None
 
     def collate(self, rows: Sequence[Row]) -> Packed:
-        """Pack rows into one batch without padding between them."""
-        return pack(rows, self.decoder.grain)
+        """Pack the rows into one batch: their token ids one after the other, without padding; a
+        prompt that rows share stands there once."""
+        return pack(rows, self.decoder.padding_multiple)
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
         """Divide `rows` into microbatches of at most `budget` tokens; a larger row gets one of its
@@ -170,7 +180,7 @@ class DecoderNetwork:
 
     def logprobs(
         self,
-        batch: Micro,
+        batch: PackedOrPadded,
         adapter: Adapter | None,
         *,
         inverse_temperature: float = 1.0,
@@ -178,9 +188,17 @@ class DecoderNetwork:
         checkpointing: bool = False,
         training: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the log-probabilities and entropies of the trained tokens, two tensors [T]
-        float32. `Network.logprobs` describes the arguments. Dropout acts only if there is an
-        adapter and `training` is set."""
+        """Compute the log-probabilities and entropies of the batch's T trained tokens, two tensors
+        [T] float32; only log-probabilities carry gradients.
+
+        Args:
+            batch: made by `collate`.
+            adapter: None runs the base alone.
+            inverse_temperature: factor of the logits.
+            entropies: whether they are needed; otherwise they are zeros.
+            checkpointing: recompute each layer in the backward pass, to save memory.
+            training: switches the adapter's dropout on.
+        """
         assert isinstance(batch, Packed)  # as `collate` makes it
         dropout = 0.0
         if adapter is not None and training:
@@ -196,16 +214,18 @@ class DecoderNetwork:
         )
 
     def logits(self, ids: Sequence[int], adapter: Adapter | None) -> torch.Tensor:
-        """The logits of one sequence, [ids, vocab] float32. Without an adapter they are those of
-        the base."""
+        """Compute the logits of one sequence, [ids, vocab] float32, without gradient. With
+        `adapter` None they are those of the base."""
         return self.decoder.logits(torch.tensor(ids, device=self.device), self._weights(adapter))
 
     def sampler(self, needs: SamplerNeeds) -> Sampler:
-        """Make our own sampler on this decoder."""
+        """Make our own sampler on this decoder. `needs` holds what it has to know beside the
+        weights, such as the ids that end a completion."""
         return DecoderSampler(self.decoder, needs, self.vocab)
 
     def _weights(self, adapter: Adapter | None) -> Weights:
-        """The decoder's layers with `adapter` on them; with None those of the base alone."""
+        """Return the decoder's layers with `adapter` on them; with None those of the base
+        alone."""
         return self.decoder.weights(_require_flat(adapter) if adapter is not None else None)
 
 
@@ -245,8 +265,9 @@ def _fill_in_order(
 
 
 def _sort_key(row: Row, index: int) -> tuple[int, tuple[int, ...], int]:
-    """A key for sorting rows: long prompts come first, and rows that share a prompt stand next to
-    each other. A row without a shared prompt counts as a prompt of its whole length."""
+    """Make the key that sorts a row: long prompts come first, and rows that share a prompt stand
+    next to each other, in the order of `index`. A row without a shared prompt counts as a prompt of
+    its whole length."""
     prompt = tuple(row.ids[: row.prefix_len])
     prompt_tokens = row.prefix_len or len(row.ids)
     return -prompt_tokens, prompt, index

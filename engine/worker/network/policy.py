@@ -24,8 +24,8 @@ from engine.worker.core.failures import WorkerFailure
 from engine.worker.network import comparisons
 from engine.worker.network.adapter import Adapter, LoraSpec, read_adapter
 from engine.worker.network.decoder import TOLERANCE, Decoder
-from engine.worker.network.network import DecoderNetwork, Micro, Network
-from engine.worker.network.shape import sizes, unsupported
+from engine.worker.network.network import DecoderNetwork, Network, PackedOrPadded
+from engine.worker.network.shape import layer_sizes, unsupported
 from engine.worker.ops import fused_ops
 from engine.worker.ops.fused_ops import TORCH, Choice
 from engine.worker.ops.packing import pack
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # What transformers raises if it cannot load a folder. OSError: a missing or broken file;
 # ValueError: a configuration it refuses; KeyError: a key or a class it does not know; ImportError:
 # a package that the model needs.
-NOT_LOADED = (OSError, ValueError, KeyError, ImportError)
+LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class Base:
 
     @property
     def vocab(self) -> int:
-        """How many ids have a token. The model's output may be padded to more."""
+        """How many ids have a token: those from 0 up to this number. The model's output may be
+        padded to more."""
         return self.network.vocab
 
 
@@ -65,7 +66,7 @@ def pick_device(name: str) -> torch.device:
     """Return the torch device for `name`, which is `cpu` or `cuda:N`.
 
     A run is given one device when it starts, and its process sees only that GPU. So N, the GPU's
-    number in the machine, does not matter.
+    number in the machine, does not matter: the result is "cuda", the only GPU in sight.
 
     Raises:
         WorkerFailure: kind infra, if `name` is a GPU and torch sees none. The run does not go on
@@ -111,8 +112,10 @@ def load_base(
     agree with transformers'; otherwise the model runs through transformers.
 
     Args:
-        precision: see `pick_dtype`.
-        quantization: `nf4` rounds the weights of the layers' projections to 4 bits while loading.
+        device: where the model computes.
+        precision: float32, bfloat16, or auto (bfloat16 on a GPU that passed its trial).
+        quantization: `nf4` rounds the weights of the layers' projections to 4 bits while loading,
+            `none` does not.
         comparisons_file: keeps the results of comparisons, so that each is made once; None keeps
             none.
         steps: the number of optimizer steps that will follow, as far as known. It decides whether
@@ -125,7 +128,7 @@ def load_base(
     tokenizer, config = _load_tokenizer_and_config(path)
     vocab = known_ids(config, tokenizer)
     stop_ids = stop_ids_of(config, tokenizer, path)
-    # The reason why our own forward cannot be used; "" if it may. HubNetwork keeps the reason.
+    # The reason why our own forward cannot be used; "" while it may. HubNetwork records the reason.
     why_not_ours = "4-bit weights" if quantization != "none" else unsupported(config)
     model: PreTrainedModel | None = None
     if not why_not_ours:
@@ -164,7 +167,7 @@ def _load_decoder_network(
         path, device, precision, comparisons_file, steps: see `load_base`.
     """
     dtype = pick_dtype(precision, device)
-    choice = fused_ops.choose(sizes(config), dtype, device, steps)
+    choice = fused_ops.choose(layer_sizes(config), dtype, device, steps)
     # The rotary positions that an earlier comparison stored, if the logits agreed. With them the
     # files are read directly: transformers' model classes take over 100 MB and a second to import.
     known_rope = comparisons.recall(comparisons_file, path, dtype, choice.functions.name, device)
@@ -182,7 +185,7 @@ def _load_decoder_network(
         comparisons.remember(comparisons_file, path, dtype, name, rope, difference, device)
         return DecoderNetwork(decoder, vocab, used_choice), "", None
     why_not = f"logits differ from transformers' by {difference:.1e}"
-    whole_model = model if decoder.give_back(model) else None
+    whole_model = model if decoder.return_weights(model) else None
     return None, why_not, whole_model
 
 
@@ -190,8 +193,8 @@ def _load_and_compare(
     path: Path, vocab: int, device: torch.device, precision: str, choice: Choice
 ) -> "tuple[PreTrainedModel, Decoder, Choice, float]":
     """Load the model in `path` with transformers, make our own decoder of it, and compare the
-    logits of both on a few ids. `choice` is the set of functions to try in the decoder. If its
-    results are wrong, torch's functions take its place.
+    logits of both on a few ids. `choice` is the set of functions (norms, rotations, gates) to try
+    in the decoder. If its results are wrong, torch's functions take its place.
 
     Returns four values: the model, whose weights the decoder took; the decoder; the choice that the
     decoder now uses; and the difference of its logits from transformers', relative to the latter.
@@ -200,7 +203,7 @@ def _load_and_compare(
     probe = probe_ids(vocab)
     with torch.no_grad():
         expected = model(torch.tensor([probe], device=device)).logits[0].float()
-    decoder = Decoder.of(model)
+    decoder = Decoder.from_transformers(model)
     choice, difference = _try_choice(decoder, choice, probe, expected)
     return model, decoder, choice, difference
 
@@ -213,13 +216,13 @@ def _load_tokenizer_and_config(path: Path) -> tuple[PreTrainedTokenizerBase, Any
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         return tokenizer, AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except NOT_LOADED as error:
-        raise _not_loaded(path, error) from error
+    except LOAD_ERRORS as error:
+        raise _load_failure(path, error) from error
 
 
-def _not_loaded(path: Path, error: Exception) -> WorkerFailure:
-    """Make the failure (kind config) of a run whose model in `path` cannot be loaded. The first
-    line of `error` is its evidence."""
+def _load_failure(path: Path, error: Exception) -> WorkerFailure:
+    """Make the failure (kind config) of a run whose model in the folder `path` cannot be loaded.
+    The type and first line of `error` are its evidence."""
     return WorkerFailure(
         "config",
         f"The model in {path} could not be loaded.",
@@ -228,18 +231,18 @@ def _not_loaded(path: Path, error: Exception) -> WorkerFailure:
     )
 
 
-def load_base_with(path: Path, network: Callable[[int], Network]) -> Base:
-    """Load the base in the folder `path` with a network that the caller makes: `network` is called
-    with the number of ids that have a token."""
+def load_base_with(path: Path, make_network: Callable[[int], Network]) -> Base:
+    """Load tokenizer and stop ids of the base in the folder `path`; the network comes from the
+    caller. `make_network` is called with the number of ids that have a token."""
     tokenizer, config = _load_tokenizer_and_config(path)
     stop_ids = stop_ids_of(config, tokenizer, path)
-    return Base(network(known_ids(config, tokenizer)), tokenizer, stop_ids, path)
+    return Base(make_network(known_ids(config, tokenizer)), tokenizer, stop_ids, path)
 
 
 def empty_transformers(path: Path, precision: str, runs_on: torch.device) -> "PreTrainedModel":
-    """Make the model in `path` with transformers' own classes, frozen, without its weights: its
-    tensors have shapes, but no memory yet. For `precision` and `runs_on` see
-    `load_transformers`."""
+    """Make the model in the folder `path` with transformers' own classes, frozen, without its
+    weights: its tensors have shapes, but no memory yet (torch's device "meta"). Their number format
+    is that of `precision` on the device `runs_on`; see `pick_dtype`."""
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     with torch.device("meta"):
         model = _model_class(path).from_config(config, dtype=pick_dtype(precision, runs_on))
@@ -261,7 +264,7 @@ def load_transformers(
     its tokenizer).
 
     Args:
-        precision: see `pick_dtype`.
+        precision: float32, bfloat16, or auto (bfloat16 on a GPU that passed its trial).
         quantization: "nf4" loads 4-bit weights, "none" those of the precision.
         runs_on: the device that the model will compute on, which decides the number format; None:
             `device`.
@@ -279,8 +282,8 @@ def load_transformers(
             trust_remote_code=False,
             **_placement_arguments(device, quantization),
         )
-    except NOT_LOADED as error:
-        raise _not_loaded(path, error) from error
+    except LOAD_ERRORS as error:
+        raise _load_failure(path, error) from error
     model.requires_grad_(False)
     model.eval()
     if quantization == "none":  # quantized weights are on the device already
@@ -373,32 +376,32 @@ def _try_choice(
 
 
 def _relative_difference(decoder: Decoder, probe: Sequence[int], expected: torch.Tensor) -> float:
-    """How far our results are from transformers' logits `expected` for the ids `probe`: the norm of
-    the difference over the norm of the expected values. Compared are the logits, and the
+    """Measure how far our results are from transformers' logits `expected` for the ids `probe`: the
+    norm of the difference over the norm of the expected values. Compared are the logits, and the
     log-probabilities where rows share a prompt (the path that GRPO trains through); the larger
     difference counts."""
     ours = decoder.logits(torch.tensor(probe, device=decoder.device), decoder.weights(None))
-    of_logits = float((ours - expected).norm() / expected.norm())
-    return max(of_logits, _difference_with_shared_prompt(decoder, probe, expected))
+    logits_difference = float((ours - expected).norm() / expected.norm())
+    return max(logits_difference, _difference_with_shared_prompt(decoder, probe, expected))
 
 
 @torch.no_grad()
 def _difference_with_shared_prompt(
     decoder: Decoder, probe: Sequence[int], expected: torch.Tensor
 ) -> float:
-    """How far our log-probabilities are from those of the expected logits, relative to the latter,
-    where rows share a prompt. Two rows share the first half of `probe` as their prompt; the
-    log-probabilities of the second half are compared."""
+    """Measure how far our log-probabilities are from those of the logits `expected`, relative to
+    the latter, where rows share a prompt. Two rows share the first half of the ids `probe` as their
+    prompt; the log-probabilities of the second half are compared."""
     half = len(probe) // 2
     ids = list(probe)
     whole_row = Row(ids, [0] * half + [1] * (len(ids) - half), prefix_len=half)
     # The second row is shorter, so that rows of different lengths are compared too.
     shorter = Row(ids[:-2], whole_row.loss_mask[:-2], prefix_len=half)
-    batch = pack([whole_row, shorter], decoder.grain).to(decoder.device)
+    batch = pack([whole_row, shorter], decoder.padding_multiple).to(decoder.device)
     our_logprobs, _ = decoder.logprobs(batch, decoder.weights(None), vocab=expected.shape[-1])
-    of_whole = _logprobs_from(expected, ids, half)
-    expected_of_rows = torch.cat([of_whole, of_whole[:-2]])
-    return float((our_logprobs - expected_of_rows).norm() / expected_of_rows.norm())
+    whole_logprobs = _logprobs_from(expected, ids, half)
+    expected_logprobs = torch.cat([whole_logprobs, whole_logprobs[:-2]])  # of both rows
+    return float((our_logprobs - expected_logprobs).norm() / expected_logprobs.norm())
 
 
 def _logprobs_from(logits: torch.Tensor, ids: Sequence[int], first: int) -> torch.Tensor:
@@ -410,15 +413,15 @@ def _logprobs_from(logits: torch.Tensor, ids: Sequence[int], first: int) -> torc
 
 
 def known_ids(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Count the ids that have a token. That is the smaller of two numbers: the model's vocabulary
-    may be padded with ids that have no token, and the tokenizer may have tokens that the model
-    lacks."""
+    """Count the ids that have a token in the model and in the tokenizer. That is the smaller of two
+    sizes: the model's vocabulary may be padded with ids that have no token, and the tokenizer may
+    have tokens that the model lacks. `config` is the model's configuration."""
     return min(len(tokenizer), int(config.get_text_config().vocab_size))
 
 
 def stop_ids_of(config: Any, tokenizer: PreTrainedTokenizerBase, path: Path) -> list[int]:
-    """Collect the ids that end a turn: the tokenizer's end token first, then every other one that
-    the model's configuration or generation_config.json names.
+    """Collect the ids that end a turn, each once: the tokenizer's end token first, then every other
+    one that the model's configuration or `path`/generation_config.json names.
 
     Raises:
         WorkerFailure: kind config, if none of the three names one.
@@ -467,13 +470,14 @@ class Policy:
 
     @property
     def device(self) -> torch.device:
+        """The device that base and adapter are on."""
         return self.base.network.device
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """The trained tensors, in a fixed order; all float32."""
         return self.adapter.parameters()
 
-    def collate(self, rows: Sequence[Row]) -> Micro:
+    def collate(self, rows: Sequence[Row]) -> PackedOrPadded:
         """Make one microbatch of `rows`, in the form that `logprobs` reads."""
         return self.base.network.collate(rows)
 
@@ -483,11 +487,13 @@ class Policy:
         return self.base.network.split(rows, budget)
 
     def logprobs(
-        self, batch: Micro, temperature: float = 1.0, *, entropies: bool = False
+        self, batch: PackedOrPadded, temperature: float = 1.0, *, entropies: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the log-probabilities and entropies of a batch's trained tokens, for training.
+        """Compute the log-probabilities and entropies of a batch's trained tokens, for training:
+        with gradients and with the adapter's dropout.
 
         Args:
+            batch: made by `collate`.
             temperature: at which the tokens were sampled; 0 (greedy) counts as 1.
             entropies: whether the entropies are needed; otherwise they may be zeros.
 
@@ -495,7 +501,7 @@ class Policy:
             (log-probabilities, entropies), both [tokens] float32; only log-probabilities carry
                 gradients.
         """
-        pulse.beat()  # once for each microbatch
+        pulse.beat()  # a sign of life for each microbatch: this process is not stuck
         return self.base.network.logprobs(
             batch,
             self.adapter,
@@ -506,11 +512,11 @@ class Policy:
         )
 
     @torch.no_grad()
-    def reference_logprobs(self, batch: Micro, temperature: float = 1.0) -> torch.Tensor:
+    def reference_logprobs(self, batch: PackedOrPadded, temperature: float = 1.0) -> torch.Tensor:
         """Compute the log-probabilities of a batch's trained tokens under the reference, the policy
-        that the run started from. Returns [tokens] float32.
+        that the run started from. Returns [tokens] float32, without gradient.
 
-        A `temperature` of 0 (greedy) counts as 1.
+        `temperature` is that at which the tokens were sampled; 0 (greedy) counts as 1.
         """
         logprobs, _ = self.base.network.logprobs(
             batch,
@@ -521,6 +527,6 @@ class Policy:
 
 
 def _inverse_temperature(temperature: float) -> float:
-    """The factor that logits are multiplied by at a temperature: its inverse, or 1 at temperature 0
-    (greedy)."""
+    """Return the factor that logits are multiplied by at a temperature: its inverse, or 1 at
+    temperature 0 (greedy), where there is no inverse."""
     return 1.0 / temperature if temperature else 1.0

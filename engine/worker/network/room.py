@@ -47,6 +47,9 @@ def size_of_run(job: Job[RunConfig], base: Base, env: EnvRecord, memory: int) ->
     """Describe what a run has to fit into its device's memory: model, adapter and longest sequence.
 
     Args:
+        job: the run, with its configuration.
+        base: its base model, loaded.
+        env: its environment, whose rows decide the lengths.
         memory: bytes of the device that the run may use, see `usable_bytes`.
     """
     config = job.config
@@ -62,8 +65,8 @@ def size_of_run(job: Job[RunConfig], base: Base, env: EnvRecord, memory: int) ->
 
 
 def _row_facts(job: Job[RunConfig], env: EnvRecord) -> EnvFacts | None:
-    """Facts about the environment's rows, with lengths in tokens of the run's model. Returns None
-    for a run that loads no model."""
+    """Collect facts about the environment's rows, such as their lengths in tokens of the run's
+    model. Returns None for a run that loads no model."""
     home, config = job.run.home, job.config
     match config:
         case SFTConfig():
@@ -97,7 +100,7 @@ def _training_size(
     return run_size.training_job(
         settings,
         replace(
-            _loaded(base),
+            _loaded_model(base),
             quantization=settings.quantization,
             lora_rank=settings.lora_rank,
             lora_targets=settings.lora_targets,
@@ -116,10 +119,11 @@ def _longest_sequence(
     facts: EnvFacts | None,
     base: Base,
 ) -> int:
-    """Tokens of the longest sequence that the run samples. Settings of SFT and DPO have no limits
-    of answers; those of their evaluations on held-out tasks are taken from the environment.
+    """Return how many tokens the longest sequence has that the run samples. Settings of SFT and DPO
+    have no limits of answers; those of their evaluations on held-out tasks are taken from the
+    environment.
 
-    Returns the model's whole context if `facts` about the environment's rows is None.
+    The result is the model's whole context if `facts` about the environment's rows is None.
     """
     context = base.network.shape.context
     if facts is None:
@@ -136,7 +140,7 @@ def size_of_answers(base: Base, memory: int, longest: int) -> sizing.Job:
     """Describe what has to fit into the device's memory if a model only answers, with sequences of
     up to `longest` tokens. `memory` is in bytes."""
     return sizing.Job(
-        _loaded(base),
+        _loaded_model(base),
         kind=base.network.device.type,
         memory=memory,
         longest=longest,
@@ -145,11 +149,14 @@ def size_of_answers(base: Base, memory: int, longest: int) -> sizing.Job:
     )
 
 
-def _loaded(base: Base) -> LoadedModel:
-    """The facts of the loaded base for the memory plan, with an adapter of the usual rank 16."""
+def _loaded_model(base: Base) -> LoadedModel:
+    """Describe the loaded base for the memory plan: its sizes and number format, not quantized, and
+    with an adapter of the usual rank 16."""
     facts = read_facts(base.path)
     precision = "float32" if base.network.dtype == torch.float32 else "bfloat16"
-    return LoadedModel(facts, precision, "none", lora_rank=16, lora_targets=facts.targets)
+    return LoadedModel(
+        facts, precision, quantization="none", lora_rank=16, lora_targets=facts.targets
+    )
 
 
 def limit_gpu_memory(device: torch.device, memory: int) -> int:
@@ -161,9 +168,9 @@ def limit_gpu_memory(device: torch.device, memory: int) -> int:
 
 
 def usable_bytes(device: torch.device) -> int:
-    """Bytes of the device that this process may use; call this before the process takes any. On a
-    CPU: the machine's memory, or a container's limit. On a GPU: its memory, less what other
-    processes hold."""
+    """Return the bytes of the device's memory that this process may use. On a CPU that is the
+    machine's memory, or a container's limit; on a GPU its memory, less what other processes hold.
+    Call this before the process takes any, because its own use would count as that of others."""
     machine = detect()
     if device.type != "cuda":
         return machine.ram_total

@@ -18,7 +18,7 @@ from engine.worker.core.limits import AnswerLimits, SamplingSettings
 from engine.worker.core.trajectory import Completion
 
 # Called as (prompt index, member, completion) as soon as each completion has ended.
-Done = Callable[[int, int, Completion], None]
+OnCompletion = Callable[[int, int, Completion], None]
 
 # Large vocabularies are summed in blocks of this size, so that no sum has many terms in a row.
 BLOCK = 128
@@ -60,8 +60,8 @@ class SamplingParams:
 
     @classmethod
     def greedy(cls, limits: AnswerLimits, seed: int) -> "SamplingParams":
-        """Make parameters that take the likeliest token each time, within the limits. `seed` is
-        stored, but has no effect."""
+        """Make parameters that take the likeliest token each time, with the most tokens and the
+        stop strings of `limits`. `seed` is stored, but has no effect."""
         return cls(
             limits.max_tokens, temperature=0.0, top_p=1.0, stop=tuple(limits.stop), seed=seed
         )
@@ -96,10 +96,14 @@ class Sampler(Protocol):
     name: str
 
     @property
-    def samples_elsewhere(self) -> bool: ...
+    def samples_elsewhere(self) -> bool:
+        """Whether it samples in other processes, with the weights that were last loaded."""
+        ...
 
     @property
-    def samples_beside_training(self) -> bool: ...
+    def samples_beside_training(self) -> bool:
+        """Whether it may sample in one thread while another thread of this process trains."""
+        ...
 
     def load(self, adapter: Any) -> None:
         """Sample from the next call on with `adapter` as it is now; None means the base alone."""
@@ -110,17 +114,19 @@ class Sampler(Protocol):
         prompts: Sequence[list[int]],
         n: int,
         params: SamplingParams,
-        done: Done | None = None,
+        done: OnCompletion | None = None,
     ) -> list[list[Completion]]:
-        """Sample `n` completions for each prompt, and return them in the order of the prompts.
+        """Sample `n` completions for each prompt (a list of token ids), and return them in the
+        order of the prompts.
 
-        `done` is called for each completion as soon as it ends, in this thread.
+        As soon as a completion has ended, `done` is called in this thread, with (prompt index,
+        number of the completion among the prompt's, completion).
         """
         ...
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
-        """Sample one completion; yields each of its ids once it is drawn, the end token
-        included."""
+        """Sample one completion of the prompt (token ids); yields each of its ids once it is drawn,
+        the end token included."""
         ...
 
     def release_memory(self) -> None:
@@ -149,7 +155,8 @@ class SamplerNeeds:
     max_rows: int = 256
 
     def ending(self, params: SamplingParams) -> "Ending":
-        """Make the rule that decides when a completion sampled with `params` is over."""
+        """Make the rule that decides when a completion sampled with `params` is over: after one of
+        this model's stop ids, a stop string or the most tokens of `params`."""
         return Ending(frozenset(self.stop_ids), self.decode, params)
 
 
@@ -173,7 +180,8 @@ class Row:
 
     @property
     def completion(self) -> Completion:
-        """What has been sampled so far, as a completion."""
+        """What has been sampled so far, as a completion. It shares the row's lists, so it grows
+        with them."""
         return Completion(self.ids, self.logprobs, self.finished)
 
 
@@ -186,16 +194,18 @@ class Ending:
     decode: Callable[[list[int]], str]
     params: SamplingParams
 
-    def take(self, row: Row, token: int, logprob: float) -> bool:
-        """Append a token to `row`. Returns True if the row ends with this token: by a stop id, a
-        stop string or `max_tokens`. `row.finished` becomes True for the first two only."""
+    def append_token(self, row: Row, token: int, logprob: float) -> bool:
+        """Append a token and its log-probability to `row`. Returns True if the row ends with this
+        token: by a stop id, a stop string or `max_tokens`. `row.finished` becomes True for the
+        first two only."""
         row.ids.append(token)
         row.logprobs.append(logprob)
         row.finished = token in self.stop_ids or self._has_stop_text(row.ids)
         return row.finished or len(row.ids) >= self.params.max_tokens
 
     def _has_stop_text(self, ids: list[int]) -> bool:
-        """Whether a stop string occurs in the text of the last few ids."""
+        """Whether one of the stop strings occurs in the text of the last few `ids`. False if there
+        are no stop strings."""
         if not self.params.stop:
             return False
         # A stop string may be spread over several tokens, at most one for each of its characters.
@@ -207,10 +217,10 @@ class Ending:
 
 def new_rows(prompt_count: int, n: int, params: SamplingParams) -> list[list[Row]]:
     """Make `n` empty rows for each prompt, each with the key of its random numbers. If
-    `params.places` is set, make one row for each prompt, whose key follows from its place in the
-    whole batch."""
+    `params.places` is set, the prompts are a part of a larger batch: make one row for each prompt,
+    whose key follows from its place in the whole batch."""
     seed = params.seed
-    if params.places:
+    if params.places:  # (number of the prompt, number of the completion) in the whole batch
         keys = [row_key(seed, prompt, member) for prompt, member in params.places]
         return [[Row(prompt, member=0, key=key)] for prompt, key in enumerate(keys)]
     return [
@@ -220,7 +230,7 @@ def new_rows(prompt_count: int, n: int, params: SamplingParams) -> list[list[Row
 
 
 def completions(rows: Sequence[Sequence[Row]]) -> list[list[Completion]]:
-    """The completions of the rows, prompt by prompt."""
+    """Turn the rows of each prompt into completions, in the same order."""
     return [[row.completion for row in members] for members in rows]
 
 
@@ -255,17 +265,17 @@ def draw(
 def _draw_likely(
     logprobs: torch.Tensor, params: SamplingParams, random_numbers: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one id per row among the tokens that top_k and top_p leave, from log-probabilities
-    [rows, vocab]. Returns (ids, their log-probabilities renormalised over these tokens), both
-    [rows]."""
+    """Draw one id per row among the tokens that `params.top_k` and `params.top_p` leave, from
+    log-probabilities [rows, vocab] and a random number per row [rows]. Returns (ids, their
+    log-probabilities renormalised over the tokens that are left), both [rows]."""
     logprobs, ids = likeliest(logprobs, params.top_k, params.top_p)
     index = pick(logprobs.exp(), random_numbers)  # a column of `ids`
     return _values_at(index, ids), _values_at(index, logprobs)
 
 
 def _values_at(index: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Pick one value from each row of `values` [rows, n]: the one at that row's `index` [rows].
-    Returns [rows]."""
+    """Pick one value from each row of `values` [rows, n]: the one in column `index[row]`, with
+    `index` [rows] int64. Returns [rows]."""
     return values.gather(1, index[:, None])[:, 0]
 
 
@@ -283,7 +293,8 @@ def likeliest(
     logprobs: torch.Tensor, top_k: int, top_p: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Reduce each row to its `top_k` likeliest tokens (0: all), renormalise, and reduce those to
-    their nucleus (see `nucleus`; if `top_p` is 1, all stay).
+    their nucleus: the smallest set of likeliest tokens whose probabilities add up to `top_p`. If
+    `top_p` is 1, all stay.
 
     Args:
         logprobs: [rows, vocab].
@@ -325,8 +336,8 @@ def _enough_likeliest(
     """Find the k likeliest tokens of each row, with one k for all rows, large enough that their
     probabilities add up to `top_p` in every row (or all tokens).
 
-    Returns three tensors [rows, k], from the likeliest token down: log-probabilities, ids, and the
-    sums of the probabilities up to each token (float64).
+    Takes log-probabilities [rows, vocab]. Returns three tensors [rows, k], from the likeliest token
+    down: log-probabilities, ids, and the sums of the probabilities up to each token (float64).
     """
     vocab = logprobs.shape[-1]
     # On a CPU a few of the likeliest tokens are tried first, and more if they do not reach top_p.
@@ -358,9 +369,9 @@ def pick(probabilities: torch.Tensor, random_numbers: torch.Tensor) -> torch.Ten
 
 
 def _pick_by_blocks(probabilities: torch.Tensor, random_numbers: torch.Tensor) -> torch.Tensor:
-    """Draw an id from each row, as `pick` does; returns [rows]. The row is summed in blocks of
-    BLOCK ids first. Their sums show which block the id is in, so that only this block is summed id
-    by id."""
+    """Draw an id from each row of `probabilities` [rows, vocab] by its random number, as `pick`
+    does; returns [rows]. The row is summed in blocks of BLOCK ids first. Their sums show which
+    block the id is in, so that only this block is summed id by id."""
     rows, vocab = probabilities.shape
     if vocab % BLOCK:
         probabilities = F.pad(probabilities, (0, BLOCK - vocab % BLOCK))
@@ -382,7 +393,7 @@ def _pick_in_block(
 
     Args:
         blocks: [rows, blocks, BLOCK], the probabilities.
-        number: [rows, 1], the number of the block that each row's id is in.
+        number: [rows, 1] int64, the number of the block that each row's id is in.
         target: [rows, 1]; the drawn id is the first at which the sum within the block exceeds the
             target. Overwritten.
     """

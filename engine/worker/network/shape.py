@@ -16,7 +16,7 @@ class Shape:
     Attributes:
         intermediate: width of the MLP; in a mixture of experts, the width of all experts that one
             token runs through together.
-        kv: number of key and value heads.
+        kv_heads: number of key and value heads.
         context: tokens that the model can read at once.
     """
 
@@ -24,31 +24,32 @@ class Shape:
     hidden: int
     intermediate: int
     heads: int
-    kv: int
+    kv_heads: int
     head_dim: int
     vocab: int
     context: int
 
     @classmethod
-    def of(cls, config: Any) -> "Shape":
+    def from_config(cls, config: Any) -> "Shape":
         """Read the sizes from `config`, a model's configuration. A model with several parts, such
         as one that also sees pictures, gives the sizes of its text model."""
         config = config.get_text_config()
         heads = config.num_attention_heads
 
-        def value(name: str) -> Any:
+        def field(name: str) -> Any:
             """The configuration's field `name`; None if it has none. `active_width` and
-            `head_width` read fields through this function."""
+            `head_width` (families.py) read the fields of any family through this function."""
             return getattr(config, name, None)
 
         # Each default is the usual one where a configuration leaves the field out.
         return cls(
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
-            intermediate=active_width(value) or 4 * config.hidden_size,
+            # In a mixture of experts, the width of the experts that one token runs through.
+            intermediate=active_width(field) or 4 * config.hidden_size,
             heads=heads,
-            kv=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=head_width(value) or config.hidden_size // heads,
+            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=head_width(field) or config.hidden_size // heads,
             vocab=config.vocab_size,
             context=int(getattr(config, "max_position_embeddings", None) or 4096),
         )
@@ -72,9 +73,10 @@ class Multipliers:
     logits: float = 1.0
 
     @classmethod
-    def of(cls, config: Any) -> "Multipliers":
-        """Read the constants from a model's configuration; Granite has all four."""
-        usual = Shape.of(config).head_dim ** -0.5  # factor of attention's scores
+    def from_config(cls, config: Any) -> "Multipliers":
+        """Read the constants from a model's configuration. Of the families known here only Granite
+        has them (all four); for any other each is 1."""
+        usual = Shape.from_config(config).head_dim ** -0.5  # factor of attention's scores
         attention = float(getattr(config, "attention_multiplier", None) or usual)
         return cls(
             embedding=float(getattr(config, "embedding_multiplier", None) or 1.0),
@@ -86,29 +88,30 @@ class Multipliers:
 
 
 def is_rotated(config: Any, layer: int) -> bool:
-    """Whether the layer with number `layer` turns its queries and keys by their positions. SmolLM3
-    leaves some layers out: its list `no_rope_layers` has a 0 for them."""
+    """Whether the layer with number `layer`, from 0, rotates its queries and keys by their
+    positions (RoPE). SmolLM3 leaves some layers out: its list `no_rope_layers`, despite the name,
+    has a 0 for those and a 1 for all others."""
     flags = getattr(config, "no_rope_layers", None)
     return not flags or bool(flags[layer])
 
 
-def sizes(config: Any) -> Sizes:
-    """The sizes of a model's layers that the functions between its matrix products (fused_ops.py)
-    are tried with."""
-    shape = Shape.of(config)
+def layer_sizes(config: Any) -> Sizes:
+    """Read the sizes of a model's layers from its configuration. `fused_ops.choose` takes them: it
+    tries norms, rotations and gates on tensors of these sizes."""
+    shape = Shape.from_config(config)
     return Sizes(
         hidden=shape.hidden,
         intermediate=shape.intermediate,
         heads=shape.heads,
-        kv=shape.kv,
+        kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         normed=config.model_type in ("exaone4", "qwen3"),  # they normalise each head by itself
     )
 
 
 def unsupported(config: Any) -> str:
-    """Return the reason why our own forward cannot run the model, such as "sliding-window
-    attention"; "" if our forward can."""
+    """Return the reason why our own forward cannot run a model of this configuration, such as
+    "sliding-window attention"; "" if our forward can."""
     rope = getattr(config, "rope_parameters", None) or {}
     if config.model_type not in OWN_FORWARD:
         return f"model_type {config.model_type}"

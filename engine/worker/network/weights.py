@@ -12,12 +12,12 @@ from safetensors import safe_open
 from torch.nn import functional as F
 
 from engine.worker.network.adapter import Factors, FlatAdapter, Projection, Slot
-from engine.worker.ops.fused_ops import Pointwise
+from engine.worker.ops.fused_ops import LayerFunctions
 from engine.worker.ops.kernels import FrozenLinear, GatedLoraLinear, LoraLinear, SwiGLU
-from engine.worker.ops.low_rank import Joint, LoraPlacement, fill_joint
+from engine.worker.ops.low_rank import JointFactors, LoraPlacement, fill_joint
 
 # Gives the weight with a name as transformers spells it; None if the model has no such weight.
-Take = Callable[[str], torch.Tensor | None]
+ReadWeight = Callable[[str], torch.Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -70,29 +70,31 @@ class Layer:
 
 
 @contextmanager
-def opened(folder: Path, dtype: torch.dtype, device: torch.device) -> Iterator[Take]:
-    """Open the safetensors files of `folder`; the context's value is a function from a weight's
-    name to the weight. A weight is read from its file when the function is called, converted to
-    `dtype` and put on `device`."""
+def open_weights(folder: Path, dtype: torch.dtype, device: torch.device) -> Iterator[ReadWeight]:
+    """Open the safetensors files of `folder`, until the context ends. The context's value is a
+    function that takes a weight's name and returns the weight, or None if no file has it. A weight
+    is read from its file when the function is called, converted to `dtype` and put on `device`."""
     with ExitStack() as stack:
         file_of_weight: dict[str, Any] = {}
         for file in sorted(folder.glob("*.safetensors")):
             opened_file = stack.enter_context(safe_open(file, framework="pt"))
             file_of_weight |= dict.fromkeys(opened_file.keys(), opened_file)
 
-        def take(name: str) -> torch.Tensor | None:
+        def read_weight(name: str) -> torch.Tensor | None:
             """Return the weight of this name on the device; None if no file has it."""
             if name not in file_of_weight:
                 return None
             return file_of_weight[name].get_tensor(name).to(device, dtype)
 
-        yield take
+        yield read_weight
 
 
-def layer_from(take: Take, number: int, head_dim: int, residual: float, *, rotated: bool) -> Layer:
-    """Build layer `number` from the weights that `take` gives by name. Projections that read the
-    same input are fused into one matrix, unless the model's files have them fused already. Raises
-    KeyError if a weight is missing.
+def layer_from(
+    read_weight: ReadWeight, number: int, head_dim: int, residual: float, *, rotated: bool
+) -> Layer:
+    """Build layer `number`, from 0, from the weights that `read_weight` gives by name. Projections
+    that read the same input are fused into one matrix, unless the model's files have them fused
+    already. Raises KeyError if a weight is missing.
 
     Args:
         head_dim: width of one head.
@@ -101,16 +103,16 @@ def layer_from(take: Take, number: int, head_dim: int, residual: float, *, rotat
     """
     name = f"model.layers.{number}"
     attention, mlp = f"{name}.self_attn", f"{name}.mlp"
-    norms = _norms(take, name)
-    q_norm, k_norm, whole_norms = _head_norms(take, attention, head_dim)
+    norms = _norms(read_weight, name)
+    q_norm, k_norm, whole_norms = _head_norms(read_weight, attention, head_dim)
     return Layer(
-        # `_read_fused` returns None unless the model's files have the projections fused already.
-        qkv=_read_fused(take, f"{attention}.qkv_proj")
-        or _fuse(take, f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
-        o=_scaled(_fuse(take, f"{attention}.o_proj"), residual),
-        gate_up=_read_fused(take, f"{mlp}.gate_up_proj")
-        or _fuse(take, f"{mlp}.gate_proj", f"{mlp}.up_proj"),
-        down=_scaled(_fuse(take, f"{mlp}.down_proj"), residual),
+        # `_read_fused` gives None, and `_fuse` is called, unless the files have them fused already.
+        qkv=_read_fused(read_weight, f"{attention}.qkv_proj")
+        or _fuse(read_weight, f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
+        o=_scale_output(_fuse(read_weight, f"{attention}.o_proj"), residual),
+        gate_up=_read_fused(read_weight, f"{mlp}.gate_up_proj")
+        or _fuse(read_weight, f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+        down=_scale_output(_fuse(read_weight, f"{mlp}.down_proj"), residual),
         norm_in=norms.before_attention,
         norm_mid=norms.before_mlp,
         norm_attended=norms.after_attention,
@@ -132,13 +134,14 @@ class _Norms(NamedTuple):
     after_mlp: torch.Tensor | None
 
 
-def _norms(take: Take, layer: str) -> _Norms:
-    """Read the norms of the layer whose weights' names begin with `layer`, such as
-    "model.layers.0". Raises KeyError if a weight is missing."""
-    before_attention = take(f"{layer}.input_layernorm.weight")
+def _norms(read_weight: ReadWeight, layer: str) -> _Norms:
+    """Read the weights of the layer's four possible norms; `layer` is the beginning of their names,
+    such as "model.layers.0". A layer has two of them: those before attention and MLP, or those
+    after. Raises KeyError if a weight is missing."""
+    before_attention = read_weight(f"{layer}.input_layernorm.weight")
     # In a layer that begins with a norm, the norm of this name stands before the MLP. In a layer
     # that begins with none (OLMo 2), it follows the attention.
-    post_attention = required(take, f"{layer}.post_attention_layernorm.weight")
+    post_attention = required_weight(read_weight, f"{layer}.post_attention_layernorm.weight")
     if before_attention is not None:
         return _Norms(
             before_attention=before_attention,
@@ -146,7 +149,7 @@ def _norms(take: Take, layer: str) -> _Norms:
             before_mlp=post_attention,
             after_mlp=None,
         )
-    after_mlp = required(take, f"{layer}.post_feedforward_layernorm.weight")
+    after_mlp = required_weight(read_weight, f"{layer}.post_feedforward_layernorm.weight")
     return _Norms(
         before_attention=None,
         after_attention=post_attention,
@@ -156,7 +159,7 @@ def _norms(take: Take, layer: str) -> _Norms:
 
 
 def _head_norms(
-    take: Take, attention: str, head_dim: int
+    read_weight: ReadWeight, attention: str, head_dim: int
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, tuple[torch.Tensor, torch.Tensor] | None]:
     """Read (`q_norm`, `k_norm`, `whole_norms`) of a `Layer`; each is None if the model does not
     have it. `attention` is the beginning of the weights' names, such as "model.layers.0.self_attn".
@@ -164,41 +167,45 @@ def _head_norms(
     Norms of single heads and norms of all heads together have the same names; only their sizes
     differ.
     """
-    q_norm, k_norm = take(f"{attention}.q_norm.weight"), take(f"{attention}.k_norm.weight")
+    q_norm = read_weight(f"{attention}.q_norm.weight")
+    k_norm = read_weight(f"{attention}.k_norm.weight")
     if q_norm is not None and k_norm is not None and q_norm.numel() != head_dim:
         return None, None, (q_norm, k_norm)
     return q_norm, k_norm, None
 
 
-def _read_fused(take: Take, name: str) -> Linear | None:
-    """Read the layer whose projections the model has fused itself into one weight, `name`. Returns
-    None if the model has no such weight."""
-    weight = take(f"{name}.weight")
+def _read_fused(read_weight: ReadWeight, name: str) -> Linear | None:
+    """Read a linear layer whose projections the model itself keeps fused in one weight called
+    `name`, such as Phi-3's "...self_attn.qkv_proj". Returns None if the model has no such
+    weight."""
+    weight = read_weight(f"{name}.weight")
     if weight is None:
         return None
     projection = Projection(name, start=0, stop=weight.shape[0])  # all outputs of the layer
     slot = Slot((projection,), features=weight.shape[1])
-    return Linear(weight, take(f"{name}.bias"), slot)
+    return Linear(weight, read_weight(f"{name}.bias"), slot)
 
 
-def _scaled(linear: Linear, factor: float) -> Linear:
-    """Multiply the layer's weight and bias, and so its output, by `factor`. The result also records
-    the factor, because an adapter on the layer has to be scaled by it too."""
+def _scale_output(linear: Linear, factor: float) -> Linear:
+    """Multiply the layer's weight and bias, and so its output, by `factor`; with 1 return the layer
+    itself. The result also records the factor, because an adapter on the layer has to be scaled by
+    it too."""
     if factor == 1:
         return linear
     bias = None if linear.bias is None else linear.bias * factor
     return Linear(linear.weight * factor, bias, linear.slot, factor=factor)
 
 
-def _fuse(take: Take, *names: str) -> Linear:
-    """Fuse the projections with these names, which read the same input, into one layer: its outputs
-    are theirs, one projection after the other. Raises KeyError if a weight is missing."""
+def _fuse(read_weight: ReadWeight, *names: str) -> Linear:
+    """Read the projections with these names, which read the same input, and fuse them into one
+    linear layer: its outputs are theirs, one projection after the other. Raises KeyError if a
+    weight is missing."""
     projections, weights, biases = [], [], []
     offset = 0  # in the layer's outputs
     for name in names:
-        weight = required(take, f"{name}.weight")
+        weight = required_weight(read_weight, f"{name}.weight")
         weights.append(weight)
-        biases.append(take(f"{name}.bias"))
+        biases.append(read_weight(f"{name}.bias"))
         projections.append(Projection(name, start=offset, stop=offset + weight.shape[0]))
         offset += weight.shape[0]
     joint_weight = weights[0] if len(weights) == 1 else torch.cat(weights)
@@ -209,8 +216,9 @@ def _fuse(take: Take, *names: str) -> Linear:
 def _joint_bias(
     weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
 ) -> torch.Tensor | None:
-    """Concatenate the biases of several projections; a projection without a bias gets zeros.
-    Returns None if no projection has a bias. `weights` are the projections' weights."""
+    """Concatenate the biases of several projections, [all outputs]; a projection without a bias
+    (None) gets zeros. Returns None if no projection has a bias. `weights` are the projections'
+    weights [out, in], which tell how many zeros."""
     if all(bias is None for bias in biases):
         return None
     return torch.cat(
@@ -221,9 +229,10 @@ def _joint_bias(
     )
 
 
-def required(take: Take, name: str) -> torch.Tensor:
-    """The weight called `name`. Raises KeyError if the model has none."""
-    weight = take(name)
+def required_weight(read_weight: ReadWeight, name: str) -> torch.Tensor:
+    """Return the weight called `name`. Raises KeyError if `read_weight` gives None for it, because
+    the model has none."""
+    weight = read_weight(name)
     if weight is None:
         raise KeyError(name)
     return weight
@@ -238,12 +247,12 @@ class AdaptedLinear:
         factors: Factors | None = None,
         scale: float = 0.0,
         merged: torch.Tensor | None = None,
-        joint: Joint | None = None,
+        joint: JointFactors | None = None,
     ) -> None:
-        """Keep the layer and its adapter.
+        """Keep the frozen layer `linear` and its adapter.
 
         Args:
-            factors: the adapter's; None without an adapter.
+            factors: the adapter's factors A and B for this layer; None without an adapter.
             scale: factor of the adapter's output.
             merged: memory [out, in] that `refresh` fills with the sum of weight and adapter; None:
                 the adapter is not merged.
@@ -262,17 +271,18 @@ class AdaptedLinear:
         return self.linear.weight if self.merged is None else self.merged
 
     def __call__(self, x: torch.Tensor, dropout: float) -> torch.Tensor:
-        """Compute the layer's output [N, out] for x [N, in]. With dropout, weight and adapter are
+        """Compute the layer's output [N, out] for x [N, in]. `dropout` is the probability of
+        dropout on the adapter's input; with 0 there is none. With dropout, weight and adapter are
         applied separately even if they are merged, because dropout acts on the adapter's input
         alone."""
         factors = self.factors
         if factors is None:
             return FrozenLinear.apply(x, self.linear.weight, self.linear.bias)
         use_merged = self.merged is not None and not dropout
-        dropped = F.dropout(x, dropout) if dropout else x
+        adapter_input = F.dropout(x, dropout) if dropout else x
         return LoraLinear.apply(
             x,
-            dropped,
+            adapter_input,
             factors.a,
             factors.b,
             self.weight if use_merged else self.linear.weight,  # `weight` is the merged one
@@ -280,9 +290,17 @@ class AdaptedLinear:
             LoraPlacement(factors.spans, self.scale, merged=use_merged, joint=self.joint),
         )
 
-    def gated(self, gate_up: torch.Tensor, dropout: float, functions: Pointwise) -> torch.Tensor:
-        """Compute this layer's output [N, out] for the input silu(gate) * up. `gate_up` [N, 2 * in]
-        holds gate, then up; dropout acts on the adapter's input."""
+    def apply_gated(
+        self, gate_up: torch.Tensor, dropout: float, functions: LayerFunctions
+    ) -> torch.Tensor:
+        """Compute this layer's output [N, out] for the input silu(gate) * up, which is not kept in
+        memory for the backward pass.
+
+        Args:
+            gate_up: [N, 2 * in], gate, then up.
+            dropout: probability of dropout on the adapter's input; 0 for none.
+            functions: the set that computes silu(gate) * up and its gradient.
+        """
         factors = self.factors
         if factors is None or dropout:  # GatedLoraLinear knows neither case
             return self(SwiGLU.apply(gate_up, functions), dropout)
@@ -299,9 +317,9 @@ class AdaptedLinear:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Compute again what is derived from the adapter's weights: the sum weight + scale * B A in
-        `merged`, and the parts of B in `joint`. Does nothing if the layer has neither, or no
-        adapter."""
+        """Compute again what is derived from the adapter's weights, after they have changed: the
+        sum weight + scale * B A in `merged`, and the parts of B in `joint`. Does nothing if the
+        layer has neither, or no adapter."""
         factors = self.factors
         if factors is None:
             return
@@ -330,7 +348,8 @@ class Weights:
     def __init__(
         self, layers: Sequence[Layer], adapter: FlatAdapter | None = None, *, merge: bool = False
     ) -> None:
-        """Put the adapter on each of the layers; None leaves them alone.
+        """Put the adapter on each of the layers; with None the layers stay without one. What is
+        derived from the adapter is allocated here and computed by `refresh`.
 
         Args:
             merge: keep weight + scale * B A beside the frozen weights. `refresh` computes it from
@@ -349,7 +368,8 @@ class Weights:
         self._layers = self._adapted_layers(layers)
 
     def _adapted_layers(self, layers: Sequence[Layer]) -> "list[LayerWeights]":
-        """Wrap the four linear layers of each decoder layer, with their parts of the adapter."""
+        """Wrap the four linear layers of each decoder layer, with their parts of the adapter.
+        Returns one tuple for each decoder layer."""
         adapted_layers: list[LayerWeights] = []
         linear_index = 0  # counted through the whole decoder, as in the adapter
         for layer in layers:
@@ -368,20 +388,22 @@ class Weights:
         factors = self.adapter.factors[linear_index] if self.adapter is not None else None
         if self.adapter is None or factors is None:
             return AdaptedLinear(linear)
+        joint = None
+        if self._adapter_copy is not None:
+            joint = _joint_factors(linear, factors, self._adapter_copy)
         return AdaptedLinear(
             linear,
             factors,
             # The factor that the model multiplies the layer's output by applies to the adapter too.
             scale=self.adapter.spec.scale * linear.factor,
             merged=torch.empty_like(linear.weight) if self.merging else None,
-            joint=_joint_factors(linear, factors, self._adapter_copy)
-            if self._adapter_copy is not None
-            else None,
+            joint=joint,
         )
 
-    def of(self, layer: int) -> LayerWeights:
-        """The four matrices of the decoder layer with this number: qkv, o, gate_up, down."""
-        return self._layers[layer]
+    def layer(self, number: int) -> LayerWeights:
+        """Return the four matrices, with the adapter on them, of the decoder layer with this number
+        from 0: qkv, o, gate_up, down."""
+        return self._layers[number]
 
     @torch.no_grad()
     def refresh(self) -> "Weights":
@@ -401,19 +423,19 @@ class Weights:
         return self
 
 
-def _joint_factors(linear: Linear, factors: Factors, adapter_copy: torch.Tensor) -> Joint:
-    """Make the factors of a layer for one product. They are views of `adapter_copy`, which holds
-    the whole adapter in the layer's number format. If the layer has several adapted projections, or
-    one that does not cover all outputs, B gets memory of its own, which is zero until
-    `AdaptedLinear.refresh` fills it."""
+def _joint_factors(linear: Linear, factors: Factors, adapter_copy: torch.Tensor) -> JointFactors:
+    """Make the factors of a layer in the form for one product over all its projections, in the
+    layer's number format. They are views of `adapter_copy`, which holds the whole adapter in that
+    format. If the layer has several adapted projections, or one that does not cover all outputs, B
+    gets memory of its own, which is zero until `AdaptedLinear.refresh` fills it."""
 
     def view_of(leaf: torch.Tensor) -> torch.Tensor:
-        """The part of `adapter_copy` that holds this factor. The copy has the order of the flat
-        buffer."""
+        """View the part of `adapter_copy` that holds the factor `leaf`. The copy has the order of
+        the adapter's flat buffer, of which `leaf` is a view."""
         offset = leaf.storage_offset()  # in the flat buffer
         return adapter_copy[offset : offset + leaf.numel()].view(leaf.shape)
 
     a, outputs = view_of(factors.a), linear.weight.shape[0]
     if factors.spans == ((0, outputs),):
-        return Joint(a, view_of(factors.b))
-    return Joint(a, adapter_copy.new_zeros(outputs, a.shape[0]))
+        return JointFactors(a, view_of(factors.b))
+    return JointFactors(a, adapter_copy.new_zeros(outputs, a.shape[0]))

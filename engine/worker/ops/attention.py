@@ -36,10 +36,11 @@ from engine.worker.ops.packing import (
 
 def varlen_attn(*arguments: Any, grouped: bool, **options: Any) -> Any:
     """Call torch's variable-length attention kernel (torch.nn.attention.varlen.varlen_attn) with
-    these arguments; it is imported at the first call.
+    these `arguments` and `options`; it is imported at the first call.
 
     Args:
-        grouped: whether there are fewer key heads than query heads.
+        grouped: whether there are fewer key heads than query heads. It is passed on as
+            `enable_gqa` where the kernel has that argument.
     """
     kernel, asks_for_groups = _varlen_kernel()
     if asks_for_groups:
@@ -82,6 +83,7 @@ class Attention:
         kernel over buckets of sequences padded to one length.
 
         Args:
+            layout: the lengths of the packed sequences, and which prefix each suffix continues.
             heads, kv_heads: numbers of query heads, and of key and value heads (grouped queries,
                 arXiv 2305.13245).
             dtype: of queries, keys and values.
@@ -93,11 +95,11 @@ class Attention:
         self.device = device
         if varlen is None:
             varlen = _takes_varlen(device, dtype)
-        self.varlen_plan = None
+        self.varlen_plan = None  # set if the variable-length kernel is used
         self.takes_blocks = not switched_off.is_off("block_attention")
         self.by_blocks = not varlen and self.takes_blocks and _fits_blocks(layout, device, dtype)
         if varlen:
-            self.varlen_plan = VarlenPlan.of(layout, device)
+            self.varlen_plan = VarlenPlan.for_layout(layout, device)
         elif self.by_blocks:
             self.prefixes, self.continuations = _block_plan(layout)
         else:
@@ -133,50 +135,53 @@ class Attention:
             window_size=(-1, 0),  # causal, aligned at the end: a suffix sees its whole prefix
             grouped=self.grouped,
         )
-        assert isinstance(out, torch.Tensor)
+        assert isinstance(out, torch.Tensor)  # the kernel returns a tuple only if asked to
         return out.reshape(out.shape[0], -1)
 
     def _attended_prefixes(self, qkv: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-        """Compute the attention's output for a bucket (sequences padded to one length) of prefixes:
-        [tokens of the bucket, heads * dim]. Each token sees its own sequence up to itself. qkv is
-        [N, heads + 2 kv_heads, dim]."""
-        padded = _padded_of(qkv, bucket)  # [rows, length, heads + 2 kv_heads, dim]
+        """Compute the attention's output for a bucket of prefixes (sequences of similar length,
+        which are padded to one length here): [tokens of the bucket, heads * dim]. Each token sees
+        its own sequence up to itself. qkv is [N, heads + 2 kv_heads, dim]."""
+        padded = _take_padded(qkv, bucket)  # [rows, length, heads + 2 kv_heads, dim]
         if self.takes_blocks and causal.applies(padded.dtype, padded.device, bucket.length):
             out = causal.CausalAttention.apply(padded, self.kv_heads)
             return _without_padding(out, bucket)
         by_head = padded.transpose(1, 2)
         q, k, v = by_head.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
-        return _packed(out, bucket)
+        return _pack_output(out, bucket)
 
     def _attended_suffixes(self, qkv: torch.Tensor, bucket: SuffixBucket) -> torch.Tensor:
-        """Compute the attention's output for a bucket (sequences padded to one length) of suffixes:
-        [tokens of the bucket, heads * dim]. Each token sees the whole prefix of its suffix, and the
-        suffix up to itself. qkv is [N, heads + 2 kv_heads, dim]."""
+        """Compute the attention's output for a bucket of suffixes (sequences of similar length,
+        which are padded to one length here): [tokens of the bucket, heads * dim]. Each token sees
+        the whole prefix of its suffix, and the suffix up to itself. qkv is [N, heads + 2 kv_heads,
+        dim]."""
         # Queries, keys and values of the suffixes: each [suffixes, length, heads or kv_heads, dim].
         suffixes = bucket.suffixes
-        padded = _padded_of(qkv, suffixes)
+        padded = _take_padded(qkv, suffixes)
         q, k, v = padded.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
-        of_prefixes = self._prefix_keys_and_values(qkv, bucket)
+        prefix_keys_and_values = self._prefix_keys_and_values(qkv, bucket)
+        own_keys_and_values = torch.cat([k, v], 2)
         # For each suffix the keys and values of its prefix, then its own:
         # [suffixes, 2 kv_heads, tokens, dim].
-        keys_and_values = torch.cat([of_prefixes, torch.cat([k, v], 2)], 1).transpose(1, 2)
+        keys_and_values = torch.cat([prefix_keys_and_values, own_keys_and_values], 1)
+        keys_and_values = keys_and_values.transpose(1, 2)
         keys, values = keys_and_values.split([self.kv_heads, self.kv_heads], dim=1)
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2), keys, values, attn_mask=bucket.mask, enable_gqa=self.grouped
         )
-        return _packed(out, suffixes)
+        return _pack_output(out, suffixes)
 
     def _prefix_keys_and_values(self, qkv: torch.Tensor, bucket: SuffixBucket) -> torch.Tensor:
         """Gather for each suffix of a bucket the keys and values of its prefix, all prefixes padded
-        to one length: [suffixes, prefix_length, 2 kv_heads, dim]. qkv is [N, heads + 2 kv_heads,
-        dim]."""
+        to one length at their end: [suffixes, prefix_length, 2 kv_heads, dim]. qkv is [N, heads + 2
+        kv_heads, dim]."""
         shared = qkv[:, self.heads :].index_select(0, bucket.prefix_rows)
         if bucket.prefix_scatter_index is not None:  # None: all prefixes are equally long
             size = bucket.prefix_count * bucket.prefix_length
             shared = Spread.apply(shared, bucket.prefix_scatter_index, size)
         shared = shared.view(bucket.prefix_count, bucket.prefix_length, 2 * self.kv_heads, -1)
-        # Repeated for each suffix of a prefix.
+        # A prefix is repeated for each of its suffixes.
         shared = shared.index_select(0, bucket.owner)
         return shared
 
@@ -201,9 +206,9 @@ class BlockAttention(torch.autograd.Function):
         suffixes: Sequence[Continuation],
         kv_heads: int,
     ) -> torch.Tensor:
-        """Compute the attention's output [N, heads * dim]. The tensors that the backward pass needs
-        of each bucket are saved in one list; `ctx.counts` says how many of them belong to each
-        bucket."""
+        """Compute the attention's output [N, heads * dim] for qkv [N, heads + 2 kv_heads, dim],
+        bucket by bucket. The tensors that the backward pass needs of each bucket are saved in one
+        list; `ctx.counts` says how many of them belong to each bucket."""
         heads = qkv.shape[1] - 2 * kv_heads
         out = qkv.new_empty((qkv.shape[0], heads * qkv.shape[2]))
         saved_by_bucket: list[list[torch.Tensor]] = []
@@ -225,14 +230,14 @@ class BlockAttention(torch.autograd.Function):
         saved_by_bucket = _split_by_counts(ctx.saved_tensors, ctx.counts)
         dqkv = dout.new_empty(ctx.shape)
         for bucket in ctx.prefixes:
-            dpadded = causal.attended_gradient(
-                next(saved_by_bucket), _padded_of(dout, bucket), _qkv_shape(bucket, dqkv)
+            dpadded = causal.causal_attention_gradient(
+                next(saved_by_bucket), _take_padded(dout, bucket), _qkv_shape(bucket, dqkv)
             )
             _write_unpadded(dpadded.flatten(0, 1), bucket, dqkv)
         for continuation in ctx.suffixes:
             bucket = continuation.suffixes
-            dprompt, dpadded = causal.continued_gradient(
-                next(saved_by_bucket), _padded_of(dout, bucket), _qkv_shape(bucket, dqkv)
+            dprompt, dpadded = causal.continued_attention_gradient(
+                next(saved_by_bucket), _take_padded(dout, bucket), _qkv_shape(bucket, dqkv)
             )
             _write_unpadded(dpadded.flatten(0, 1), bucket, dqkv)
             dqkv[continuation.start : continuation.stop, ctx.heads :] += dprompt
@@ -245,32 +250,33 @@ def _attended_by_bucket(
     suffixes: Sequence[Continuation],
     kv_heads: int,
 ) -> Iterator[tuple[Bucket, torch.Tensor, list[torch.Tensor]]]:
-    """Compute the attention of each bucket of prefixes, then of each bucket of suffixes. Yields for
-    each: the bucket; its output [rows * length, heads * dim], padding included; the tensors that
-    its gradient needs. qkv is [N, heads + 2 kv_heads, dim]."""
+    """Compute the attention of each bucket of prefixes, then of the suffixes of each prompt. Yields
+    for each: the bucket (sequences padded to one length); its output [rows * length, heads * dim],
+    padding included; the tensors that its gradient needs. qkv is [N, heads + 2 kv_heads, dim]."""
     heads = qkv.shape[1] - 2 * kv_heads
     for bucket in prefixes:
-        yield bucket, *causal.attended(_padded_of(qkv, bucket), kv_heads)
+        yield bucket, *causal.causal_attention(_take_padded(qkv, bucket), kv_heads)
     for continuation in suffixes:
         bucket = continuation.suffixes
         prompt = qkv[continuation.start : continuation.stop, heads:]  # its keys and values
-        yield bucket, *causal.continued(prompt, _padded_of(qkv, bucket), kv_heads)
+        yield bucket, *causal.continued_attention(prompt, _take_padded(qkv, bucket), kv_heads)
 
 
 def _qkv_shape(bucket: Bucket, qkv: torch.Tensor) -> torch.Size:
-    """The shape that qkv [N, heads + 2 kv_heads, dim] has in a bucket, once padded."""
+    """Return the shape of the bucket's part of qkv [N, heads + 2 kv_heads, dim] once its sequences
+    are padded to one length: [rows, length, heads + 2 kv_heads, dim]."""
     return torch.Size((bucket.rows, bucket.length, *qkv.shape[1:]))
 
 
-def _padded_of(packed: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-    """Take the tokens of a bucket out of the packed ones [N, ...], padded to [rows, length,
-    ...]."""
-    return _padded(packed[bucket.start : bucket.stop], bucket)
+def _take_padded(packed: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+    """Take the tokens of a bucket out of the packed ones [N, ...], with its sequences padded to one
+    length: [rows, length, ...]."""
+    return _pad_tokens(packed[bucket.start : bucket.stop], bucket)
 
 
 def _write_unpadded(padded: torch.Tensor, bucket: Bucket, packed: torch.Tensor) -> None:
-    """Write the tokens of a bucket, given as [rows * length, ...] with padding, to their places in
-    `packed`; the padding is dropped."""
+    """Write the tokens of a bucket, given as `padded` [rows * length, ...], to their places in
+    `packed` [N, ...]; the padding is dropped."""
     packed[bucket.start : bucket.stop].copy_(_without_padding(padded, bucket))
 
 
@@ -279,13 +285,13 @@ def _split_by_counts(
 ) -> Iterator[list[torch.Tensor]]:
     """Divide the tensors that the forward pass has saved in one list into lists for each bucket
     again: the first `counts[0]` tensors belong to the first bucket, and so on."""
-    rest = iter(saved)
-    return iter([list(islice(rest, count)) for count in counts])
+    remaining = iter(saved)  # each `islice` takes the next `count` tensors
+    return iter([list(islice(remaining, count)) for count in counts])
 
 
 def _takes_varlen(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch's variable-length kernel takes this number format on this device, and is not
-    switched off."""
+    """Whether to use torch's variable-length kernel: it takes this number format, the device is a
+    GPU, and the kernel is not switched off."""
     is_on = not switched_off.is_off("varlen_attention")
     return is_on and device.type != "cpu" and dtype in VARLEN_DTYPES
 
@@ -300,22 +306,23 @@ def _fits_blocks(layout: Layout, device: torch.device, dtype: torch.dtype) -> bo
 
 @lru_cache(maxsize=8)
 def _block_plan(layout: Layout) -> tuple[list[Bucket], list[Continuation]]:
-    """Plan `BlockAttention` for a layout: (buckets of prefixes, suffixes by their prompt). Cached,
-    because a microbatch may be run several times."""
+    """Divide the sequences of a layout as `BlockAttention` takes them: (buckets of prefixes, the
+    suffixes of each prompt). Cached, because a microbatch may be run several times."""
     return prefix_buckets(layout), continuations(layout)
 
 
 @lru_cache(maxsize=8)
 def _buckets(layout: Layout, device: torch.device) -> tuple[list[Bucket], list[SuffixBucket]]:
-    """Divide a layout into (buckets of prefixes, buckets of suffixes), with tensors on the device.
-    Cached, because a microbatch may be run several times."""
+    """Divide the sequences of a layout into (buckets of prefixes, buckets of suffixes), each of
+    sequences that are padded to one length, with tensors on the device. Cached, because a
+    microbatch may be run several times."""
     return (
         [bucket.to(device) for bucket in prefix_buckets(layout)],
         [bucket.to(device) for bucket in suffix_buckets(layout)],
     )
 
 
-def _padded(x: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+def _pad_tokens(x: torch.Tensor, bucket: Bucket) -> torch.Tensor:
     """Pad the packed tokens x [tokens, ...] of a bucket to [rows, length, ...]: one row per
     sequence, filled up with zeros at its end."""
     if bucket.scatter_index is not None:  # None: all are equally long
@@ -323,9 +330,9 @@ def _padded(x: torch.Tensor, bucket: Bucket) -> torch.Tensor:
     return x.view(bucket.rows, bucket.length, *x.shape[1:])
 
 
-def _packed(out: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-    """Turn the output [rows, heads, length, dim] of a bucket into [tokens, heads * dim], without
-    the padding."""
+def _pack_output(out: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+    """Turn the attention's output [rows, heads, length, dim] of a bucket into [tokens, heads *
+    dim], without the padding."""
     by_token = out.transpose(1, 2).reshape(bucket.rows * bucket.length, -1)
     return _without_padding(by_token, bucket)
 
@@ -363,15 +370,16 @@ class VarlenPlan:
                 order.
         """
         self.keys = to_device(keys, device) if keys is not None else None
-        self.query_starts = _cumulative(query_lengths, device)
-        self.key_starts = _cumulative(key_lengths, device)
+        self.query_starts = _cumulative_lengths(query_lengths, device)
+        self.key_starts = _cumulative_lengths(key_lengths, device)
         self.longest_query = max(query_lengths)
         self.longest_key = max(key_lengths)
 
     @classmethod
-    def of(cls, layout: Layout, device: torch.device) -> "VarlenPlan":
-        """Plan the attention of a layout: prefixes first, then suffixes. A suffix sees the keys of
-        its prefix, then its own. An empty suffix is left out."""
+    def for_layout(cls, layout: Layout, device: torch.device) -> "VarlenPlan":
+        """Plan the attention of a layout: prefixes (prompts that rows share, or whole rows) first,
+        then suffixes (what follows a shared prompt in each row). A suffix sees the keys of its
+        prefix, then its own. An empty suffix is left out."""
         prefix_lengths = list(layout.prefix_lengths)
         suffix_lengths = [length for length in layout.suffix_lengths if length]
         if not suffix_lengths:  # each sequence has only the keys of its own tokens
@@ -388,8 +396,9 @@ class VarlenPlan:
 
 
 def _key_rows(layout: Layout) -> torch.Tensor:
-    """Return the index of the packed token behind every key, int64: first the tokens of the
-    prefixes. Then, for each suffix that has tokens, the tokens of its prefix and its own."""
+    """Return the index of the packed token behind every key, [keys] int64: first the tokens of the
+    prefixes. Then, for each suffix that has tokens, the tokens of its prefix and its own. So the
+    tokens of a prefix that suffixes share occur several times."""
     prefix_starts = start_offsets(layout.prefix_lengths, offset=0)
     prefix_tokens = sum(layout.prefix_lengths)  # packed first, so their numbers begin at 0
     keys = [torch.arange(prefix_tokens)]
@@ -403,6 +412,7 @@ def _key_rows(layout: Layout) -> torch.Tensor:
     return torch.cat(keys)
 
 
-def _cumulative(lengths: list[int], device: torch.device) -> torch.Tensor:
-    """The cumulative lengths from 0 as int32 on the device: for 3 and 5, [0, 3, 8]."""
+def _cumulative_lengths(lengths: list[int], device: torch.device) -> torch.Tensor:
+    """Return the cumulative lengths from 0, [lengths + 1] int32 on the device: for the lengths 3
+    and 5 that is [0, 3, 8]."""
     return to_device(torch.tensor([0, *lengths]).cumsum(0).to(torch.int32), device)

@@ -43,9 +43,9 @@ class CausalAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, qkv: torch.Tensor, kv_heads: int) -> torch.Tensor:
-        """Compute the attention's output [rows * length, heads * dim] for qkv [rows, length, heads
-        + 2 kv_heads, dim] float32."""
-        out, saved = attended(qkv, kv_heads)
+        """Compute the causal attention of each row: the output [rows * length, heads * dim] for qkv
+        [rows, length, heads + 2 kv_heads, dim] float32, which holds queries, keys, values."""
+        out, saved = causal_attention(qkv, kv_heads)
         ctx.save_for_backward(*saved)
         ctx.shape = qkv.shape
         return out
@@ -53,9 +53,9 @@ class CausalAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
-        """Compute the gradient of `qkv` from the gradient `dout` of the output; `kv_heads` gets
-        None."""
-        return attended_gradient(ctx.saved_tensors, dout, ctx.shape), None
+        """Compute the gradient of `qkv` from the gradient `dout` [rows * length, heads * dim] of
+        the output; `kv_heads` gets None."""
+        return causal_attention_gradient(ctx.saved_tensors, dout, ctx.shape), None
 
 
 class _Sizes(NamedTuple):
@@ -69,7 +69,7 @@ class _Sizes(NamedTuple):
     dim: int
 
     @classmethod
-    def of(cls, shape: torch.Size, kv_heads: int) -> "_Sizes":
+    def from_shape(cls, shape: torch.Size, kv_heads: int) -> "_Sizes":
         """Read the sizes from the shape of qkv, [rows, length, heads + 2 kv_heads, dim]."""
         rows, length, all_heads, dim = shape
         group = all_heads // kv_heads - 2  # all_heads is kv_heads * (group + 2)
@@ -81,13 +81,14 @@ class _Sizes(NamedTuple):
         return self.kv_heads * self.group
 
 
-def attended(qkv: torch.Tensor, kv_heads: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Compute `CausalAttention` for qkv [rows, length, heads + 2 kv_heads, dim]. Returns (the
-    output [rows * length, heads * dim], what `attended_gradient` needs: scaled queries, keys,
-    values and the probabilities of each block)."""
-    sizes = _Sizes.of(qkv.shape, kv_heads)
+def causal_attention(qkv: torch.Tensor, kv_heads: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Compute causal attention, softmax(q k^T / sqrt(dim) + mask) v, for rows of one length. qkv
+    [rows, length, heads + 2 kv_heads, dim] holds queries, keys, values. Returns (the output [rows *
+    length, heads * dim], what `causal_attention_gradient` needs: scaled queries, keys, values and
+    the probabilities of each block)."""
+    sizes = _Sizes.from_shape(qkv.shape, kv_heads)
     q, k, v = _rows_first(qkv, sizes)
-    out, probabilities_by_block = _attended_by_blocks(q, k, v)
+    out, probabilities_by_block = _attention_by_blocks(q, k, v)
     by_token = _from_rows_first(out, sizes).reshape(sizes.rows * sizes.length, -1)
     return by_token, [q, k, v, *probabilities_by_block]
 
@@ -107,7 +108,7 @@ def _rows_first(
     return q.view(rows * kv_heads, length * group, dim), k, v
 
 
-def _attended_by_blocks(
+def _attention_by_blocks(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Compute causal attention block by block: each block of queries meets only the keys up to its
@@ -152,13 +153,13 @@ def _block_probabilities(q: torch.Tensor, k: torch.Tensor, group: int) -> torch.
     return torch.softmax(scores, -1)
 
 
-def attended_gradient(
+def causal_attention_gradient(
     saved: Sequence[torch.Tensor], dout: torch.Tensor, shape: torch.Size
 ) -> torch.Tensor:
-    """Compute the gradient of the argument `qkv` of `attended`, from the gradient `dout` of its
-    output. `saved` is the list that `attended` returned, `shape` the shape of qkv."""
+    """Compute the gradient of the argument `qkv` of `causal_attention`, from the gradient `dout` of
+    its output. `saved` is the list that `causal_attention` returned, `shape` the shape of qkv."""
     q, k, v, *probabilities_by_block = saved
-    sizes = _Sizes.of(shape, kv_heads=k.shape[0] // shape[0])
+    sizes = _Sizes.from_shape(shape, kv_heads=k.shape[0] // shape[0])  # k: [rows * kv_heads, ...]
     rows, length, kv_heads, group, dim = sizes
     dout = dout.view(*sizes).transpose(1, 2).reshape(rows * kv_heads, length * group, dim)
     dq, dk, dv = _gradients_by_blocks(q, k, v, probabilities_by_block, dout)
@@ -172,7 +173,7 @@ def _gradients_by_blocks(
     probabilities_by_block: Sequence[torch.Tensor],
     dout: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute the gradients of q, k and v in `_attended_by_blocks`, each shaped like its tensor,
+    """Compute the gradients of q, k and v in `_attention_by_blocks`, each shaped like its tensor,
     from the gradient `dout` of the output, shaped like q.
 
     The blocks are taken from the last to the first. The last one meets all keys, so it creates the
@@ -217,7 +218,7 @@ def _block_gradients(
     return dq, dk, dv
 
 
-def continued(
+def continued_attention(
     prompt: torch.Tensor, qkv: torch.Tensor, kv_heads: int
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Compute the attention of rows that continue one prompt: each token sees the whole prompt, and
@@ -227,9 +228,9 @@ def continued(
         prompt: [prompt length, 2 kv_heads, dim] float32: the prompt's keys and values.
         qkv: [rows, length, heads + 2 kv_heads, dim]: queries, keys, values of the rows.
 
-    Returns (the output [rows * length, heads * dim], what `continued_gradient` needs).
+    Returns (the output [rows * length, heads * dim], what `continued_attention_gradient` needs).
     """
-    sizes = _Sizes.of(qkv.shape, kv_heads)
+    sizes = _Sizes.from_shape(qkv.shape, kv_heads)
     # Each [kv_heads, prompt length, dim].
     prompt_k, prompt_v = (
         part.transpose(0, 1).contiguous() for part in prompt.split([kv_heads, kv_heads], 1)
@@ -276,15 +277,15 @@ def _continued_probabilities(
     return torch.softmax(torch.cat(scores, -1), -1)
 
 
-def continued_gradient(
+def continued_attention_gradient(
     saved: Sequence[torch.Tensor], dout: torch.Tensor, shape: torch.Size
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the gradients of the arguments `prompt` and `qkv` of `continued`, from the
-    gradient `dout` of its output. `saved` is the list that `continued` returned, `shape` the
-    shape of qkv."""
+    """Compute the gradients of the arguments `prompt` and `qkv` of `continued_attention`, from the
+    gradient `dout` of its output. `saved` is the list that `continued_attention` returned, `shape`
+    the shape of qkv."""
     prompt_k = saved[0]  # [kv_heads, prompt length, dim]
     kv_heads = prompt_k.shape[0]
-    sizes = _Sizes.of(shape, kv_heads)
+    sizes = _Sizes.from_shape(shape, kv_heads)
     # From [rows, length, kv_heads, group, dim], as `_heads_first` orders the queries.
     by_head = dout.view(*sizes).permute(2, 0, 1, 3, 4)
     # With one query head per key head, `reshape` returns a view that is not contiguous.
@@ -297,9 +298,10 @@ def _gradients_heads_first(
     saved: Sequence[torch.Tensor], dout: torch.Tensor, rows: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute four gradients from the gradient `dout` [kv_heads, rows * length * group, dim] of the
-    output of `continued`: that of `prompt`, and those of the scaled queries, keys and values that
-    `_heads_first` made there, each in its own shape."""
-    prompt_k, prompt_v, q, k, v, probabilities = saved  # in the order of `continued`
+    output of `continued_attention`: that of `prompt`, and those of the scaled queries, keys and
+    values that `_heads_first` made there, each in its own shape. `saved` is what
+    `continued_attention` saved."""
+    prompt_k, prompt_v, q, k, v, probabilities = saved  # in the order of `continued_attention`
     dscores = _continued_score_gradient(probabilities, v, prompt_v, dout)
     dq = _weighted_sum(dscores, k, prompt_k)
     dprompt_k, dk = _sums_by_key(dscores, q, prompt_k.shape[1], rows)
@@ -320,14 +322,15 @@ def _continued_score_gradient(
     """
     kv_heads, length = prompt_v.shape[0], v.shape[1]
     rows = v.shape[0] // kv_heads
-    of_row = torch.bmm(_by_row(dout, rows), v.transpose(1, 2))
-    of_prompt = torch.bmm(dout, prompt_v.transpose(1, 2))
-    dprobabilities = torch.cat([of_prompt, of_row.view(kv_heads, -1, length)], -1)
+    # The gradients of the probabilities of the row's own keys, and of the prompt's keys.
+    drow = torch.bmm(_by_row(dout, rows), v.transpose(1, 2))
+    dprompt = torch.bmm(dout, prompt_v.transpose(1, 2))
+    dprobabilities = torch.cat([dprompt, drow.view(kv_heads, -1, length)], -1)
     return _softmax_gradient(dprobabilities, probabilities)
 
 
 def _weighted_sum(
-    weights: torch.Tensor, of_row: torch.Tensor, of_prompt: torch.Tensor
+    weights: torch.Tensor, row_vectors: torch.Tensor, prompt_vectors: torch.Tensor
 ) -> torch.Tensor:
     """Compute for each query the weighted sum of one vector per token, over the prompt's tokens and
     its own row's tokens. The vectors are values, or keys in the backward pass.
@@ -335,16 +338,16 @@ def _weighted_sum(
     Args:
         weights: [kv_heads, rows * length * group, prompt length + length], where `group` query
             heads share a key head.
-        of_row: the vectors of each row's tokens after the prompt, [kv_heads * rows, length, dim].
-        of_prompt: the vectors of the prompt's tokens, [kv_heads, prompt length, dim].
+        row_vectors: those of each row's tokens after the prompt, [kv_heads * rows, length, dim].
+        prompt_vectors: those of the prompt's tokens, [kv_heads, prompt length, dim].
 
     Returns:
         [kv_heads, rows * length * group, dim].
     """
-    rows = of_row.shape[0] // of_prompt.shape[0]
-    prompt_weights, row_weights = _split_columns(weights, of_prompt.shape[1], rows)
-    total = torch.bmm(prompt_weights, of_prompt)
-    _by_row(total, rows).baddbmm_(row_weights, of_row)  # a view, so this adds to `total`
+    rows = row_vectors.shape[0] // prompt_vectors.shape[0]
+    prompt_weights, row_weights = _split_columns(weights, prompt_vectors.shape[1], rows)
+    total = torch.bmm(prompt_weights, prompt_vectors)
+    _by_row(total, rows).baddbmm_(row_weights, row_vectors)  # a view, so this adds to `total`
     return total
 
 
@@ -356,13 +359,15 @@ def _sums_by_key(
     [kv_heads * rows, length, dim]).
 
     Args:
-        weights: [kv_heads, rows * length * group, prompt length + length].
-        x: [kv_heads, rows * length * group, dim].
+        weights: [kv_heads, rows * length * group, prompt length + length], of each query for each
+            key: the prompt's keys first, then those of the query's own row.
+        x: [kv_heads, rows * length * group, dim], a vector for each query.
+        rows: how many rows continue the prompt.
     """
     prompt_weights, row_weights = _split_columns(weights, prompt_length, rows)
-    of_prompt = torch.bmm(prompt_weights.transpose(1, 2), x)
-    of_rows = torch.bmm(row_weights.transpose(1, 2), _by_row(x, rows))
-    return of_prompt, of_rows
+    prompt_sums = torch.bmm(prompt_weights.transpose(1, 2), x)
+    row_sums = torch.bmm(row_weights.transpose(1, 2), _by_row(x, rows))
+    return prompt_sums, row_sums
 
 
 def _joint_gradient(
@@ -407,8 +412,8 @@ def _scaled(queries: torch.Tensor) -> torch.Tensor:
 
 
 def _by_row(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """View x [kv_heads, rows * n, ...] as [kv_heads * rows, n, ...], so that each row stands by
-    itself."""
+    """View x [kv_heads, rows * n, width] as [kv_heads * rows, n, width], so that a batched product
+    treats each row by itself."""
     return x.view(x.shape[0] * rows, -1, x.shape[2])
 
 
@@ -421,13 +426,14 @@ def _split_columns(
     Returns (the columns of the prompt's keys, [kv_heads, rows * n, prompt length]; the columns of
     the rows' own keys, row by row, [kv_heads * rows, n, length]).
     """
-    of_prompt = x[:, :, :prompt_length]
-    of_rows = _by_row(x, rows)[:, :, prompt_length:]
-    return of_prompt, of_rows
+    prompt_columns = x[:, :, :prompt_length]
+    row_columns = _by_row(x, rows)[:, :, prompt_length:]
+    return prompt_columns, row_columns
 
 
 def _softmax_gradient(gradient: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
-    """Compute the gradient of scores from the gradient of their softmax over the last dimension."""
+    """Compute the gradient of scores from `gradient`, that of their softmax over the last
+    dimension. `probabilities` is that softmax; all have the same shape."""
     return torch.ops.aten._softmax_backward_data(gradient, probabilities, -1, torch.float32)
 
 
@@ -447,9 +453,9 @@ def _from_heads_first(x: torch.Tensor, sizes: _Sizes) -> torch.Tensor:
 
 @lru_cache(maxsize=256)
 def _future_mask(count: int, group: int) -> torch.Tensor:
-    """The mask that is added to the scores of a block of `count` tokens, [count * group, count]:
-    -inf if the key comes after the query, else 0. `group` query heads stand side by side at each
-    token."""
+    """Make the mask that is added to the attention scores within a block of `count` tokens, [count
+    * group queries, count keys]: -inf where the key comes after the query, else 0. `group` query
+    heads stand side by side at each token. Cached; must not be changed."""
     # The cached mask is also used in training, where torch refuses tensors made in inference mode.
     with torch.inference_mode(False):
         mask = torch.full((count, count), float("-inf")).triu_(1)

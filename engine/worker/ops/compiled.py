@@ -27,7 +27,7 @@ class Eps(NamedTuple):
 
 def normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (x / rms(x) in x's dtype, 1 / rms(x) in float32 [..., 1]). rms is the root of the mean
-    square over the last dimension."""
+    square over the last dimension; `eps` is added to the mean square."""
     wide = x.float()
     inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (wide * inverse).to(x.dtype), inverse
@@ -37,11 +37,12 @@ def normalise_gradient(
     normed: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
     """Compute the gradient of x in weight * x / rms(x), in float32. The formula is (g - n * mean(g
-    * n)) / rms(x) with g = weight * dy and n = x / rms(x).
+    * n)) / rms(x) with g = weight * dy and n = x / rms(x); the mean is over the last dimension.
 
     Args:
         normed: n, that is x / rms(x).
         inverse: 1 / rms(x), [..., 1].
+        weight: [width], the norm's weight, for x [..., width].
         dy: the gradient of the result.
     """
     grad, wide_normed = (dy * weight).float(), normed.float()
@@ -49,23 +50,24 @@ def normalise_gradient(
     return (grad - wide_normed * mean_product) * inverse
 
 
-def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate each head of x by the position of its token. Numbers i and i + dim / 2 of the last
-    dimension are a pair, rotated by the angle whose cosine and sine stand at i in `cos` and
-    `sin`."""
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Return x [N, heads, dim] with each head rotated by the position of its token. Numbers i and i
+    + dim / 2 of the last dimension are a pair, rotated by the angle whose cosine and sine stand at
+    i in `cos` and `sin` [N, 1, dim / 2]."""
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, Tensors]:
-    """Return (weight * x / rms(x), what `norm_gradient` needs)."""
+    """Compute the RMS norm of x over its last dimension. Returns (weight * x / rms(x), the tensors
+    that `norm_gradient` needs); `eps` is added to the mean square."""
     normed, inverse = normalise(x, eps)
     return normed * weight, (normed, inverse)
 
 
 def norm_gradient(saved: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    """Compute the gradient of x in `norm`, from the gradient `dy` of the result. `saved` is what
-    `norm` returned for it."""
+    """Compute the gradient of x in `norm`, from the gradient `dy` of its first result. `saved` is
+    its second result, `weight` its argument."""
     normed, inverse = saved
     return normalise_gradient(normed, inverse, weight, dy).to(dy.dtype)
 
@@ -73,7 +75,8 @@ def norm_gradient(saved: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> tor
 def add_norm(
     x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
-    """Return (x + delta, weight times the RMS norm of that sum, what `add_norm_gradient` needs)."""
+    """Return (x + delta, weight times the RMS norm of that sum, the tensors that
+    `add_norm_gradient` needs). `eps` is added to the mean square."""
     total = x + delta
     y, saved = norm(total, weight, eps)
     return total, y, saved
@@ -82,8 +85,9 @@ def add_norm(
 def add_norm_gradient(
     saved: Tensors, weight: torch.Tensor, dtotal: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    """Compute the gradient of x in `add_norm`, which is also the gradient of delta. `dtotal` is the
-    gradient of the sum x + delta, `dy` the gradient of its norm."""
+    """Compute the gradient of x in `add_norm`, which is also the gradient of delta. `saved` is the
+    third result of `add_norm`, `weight` its argument, `dtotal` the gradient of its first result
+    (the sum x + delta), `dy` that of its second (the norm of the sum)."""
     normed, inverse = saved
     return (normalise_gradient(normed, inverse, weight, dy) + dtotal).to(dy.dtype)
 
@@ -106,6 +110,7 @@ def apply_rope(
         q_weight, k_weight: [dim], the norms' weights; None if heads are not normalised.
         cos, sin: [N, 1, dim / 2], of the rotation angles.
         heads, kv_heads: numbers of query heads, and of key and value heads.
+        eps: what the norms add to the mean square.
 
     Returns what the gradient needs: (normalised heads, 1 / rms, weights), or () if heads are not
     normalised.
@@ -113,25 +118,36 @@ def apply_rope(
     # A view: what is written into it changes `qkv`.
     queries_and_keys = qkv.unflatten(1, (heads + 2 * kv_heads, -1))[:, : heads + kv_heads]
     if q_weight is None or k_weight is None:
-        queries_and_keys.copy_(rotated(queries_and_keys, cos, sin))
+        queries_and_keys.copy_(rotate(queries_and_keys, cos, sin))
         return ()
     normed, inverse = normalise(queries_and_keys, eps)
     weight = torch.cat([q_weight.expand(heads, -1), k_weight.expand(kv_heads, -1)])
-    queries_and_keys.copy_(rotated(normed * weight, cos, sin))
+    queries_and_keys.copy_(rotate(normed * weight, cos, sin))
     return normed, inverse, weight
 
 
 def apply_rope_gradient(
-    saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv_heads: int
+    saved: Tensors,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    dqkv: torch.Tensor,
+    heads: int,
+    kv_heads: int,
 ) -> torch.Tensor:
-    """Compute the gradient of qkv in `apply_rope`, from the gradient `d` of the result. For queries
-    and keys `d` is rotated back and taken through the norm, if there was one. `apply_rope` leaves
-    values as they are, so their gradient is `d` itself."""
-    by_head = d.unflatten(1, (heads + 2 * kv_heads, -1))
-    gradient = rotated(by_head[:, : heads + kv_heads], cos, -sin)  # -sin: back
+    """Compute the gradient of qkv before `apply_rope` from its gradient `dqkv` after that, both [N,
+    (heads + 2 kv_heads) * dim]. For queries and keys `dqkv` is rotated back and taken through the
+    norm, if there was one. `apply_rope` leaves values as they are, and so their gradient too.
+
+    Args:
+        saved: what `apply_rope` returned.
+        cos, sin: [N, 1, dim / 2], of the rotation angles.
+        heads, kv_heads: numbers of query heads, and of key and value heads.
+    """
+    by_head = dqkv.unflatten(1, (heads + 2 * kv_heads, -1))
+    gradient = rotate(by_head[:, : heads + kv_heads], cos, -sin)  # -sin: back
     if saved:  # empty if heads were not normalised
         normed, inverse, weight = saved
-        gradient = normalise_gradient(normed, inverse, weight, gradient).to(d.dtype)
+        gradient = normalise_gradient(normed, inverse, weight, gradient).to(dqkv.dtype)
     return torch.cat([gradient, by_head[:, heads + kv_heads :]], 1).flatten(1)
 
 
@@ -163,7 +179,8 @@ def gate_gradient(gate_up: torch.Tensor, _: None, dy: torch.Tensor) -> torch.Ten
 
 
 def plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
-    """Return weight * x / rms(x), and keep nothing for a gradient."""
+    """Return weight * x / rms(x) over the last dimension, and keep nothing for a gradient. `eps` is
+    what is added to the mean square."""
     return normalise(x, eps.number)[0] * weight
 
 
@@ -186,7 +203,7 @@ def plain_apply_rope(
     """
     queries_and_keys = all_heads[:, : heads + kv_heads]
     inputs = queries_and_keys if weight is None else plain_norm(queries_and_keys, weight, eps)
-    queries_and_keys.copy_(rotated(inputs, cos[..., : sin.shape[-1]], sin))
+    queries_and_keys.copy_(rotate(inputs, cos[..., : sin.shape[-1]], sin))
 
 
 FUNCTIONS: tuple[Callable[..., Any], ...] = (
@@ -205,13 +222,14 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
 
 
 def functions() -> list[Callable[..., Any]]:
-    """Return the functions of `FUNCTIONS`, in that order, each wrapped to be compiled at its first
-    call. Importing the compiler takes 75 MB of memory."""
+    """Return the functions of `FUNCTIONS`, in that order, each wrapped so that torch.compile
+    compiles it at its first call. Importing the compiler takes 75 MB of memory."""
     return [_compile_at_first_call(function) for function in FUNCTIONS]
 
 
 def tolerate_failures() -> None:
-    """Make a function that cannot be compiled run uncompiled from now on, instead of raising."""
+    """From now on, let torch.compile run a function that it cannot compile uncompiled, instead of
+    raising. This holds for the whole process."""
     settings: Any = import_module("torch._dynamo.config")
     settings.suppress_errors = True
 
@@ -231,8 +249,9 @@ def _compile_at_first_call(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_gradients(value: Any) -> Any:
-    """Detach a tensor from its gradient graph. In a tuple or list every value is treated like this;
-    any other value is returned as it is."""
+    """Return `value` without gradients: a tensor is detached from its gradient graph. A tuple or
+    list becomes a tuple in which every value is treated like this; any other value is returned as
+    it is."""
     if isinstance(value, torch.Tensor):
         return value.detach()
     # The exact type is compared, so that the named tuple `Eps` stays an `Eps`.

@@ -31,15 +31,15 @@ def why_not(device: torch.device) -> str:
 
 
 def activate() -> None:
-    """Use FlashAttention 3 in this process from now on. Whatever its package raises is passed
-    on."""
+    """Use FlashAttention 3 in this process from now on, instead of torch's own attention kernels.
+    Whatever its package raises is passed on."""
     _switches().activate_flash_attention_impl(NAME)
 
 
 @contextmanager
 def in_use(*, wanted: bool) -> Iterator[None]:
-    """Use FlashAttention 3 (if `wanted`) or torch's own attention kernels inside the context;
-    restore the former choice on exit."""
+    """Use FlashAttention 3 (if `wanted`) or torch's own attention kernels inside the context, in
+    the whole process; restore the former choice on exit."""
     switches = _switches()
     before = switches.current_flash_attention_impl()
     _activate(switches, NAME if wanted else None)
@@ -50,8 +50,8 @@ def in_use(*, wanted: bool) -> Iterator[None]:
 
 
 def _activate(switches: Any, name: str | None) -> None:
-    """Use the attention implementation with this name in torch's list; None stands for torch's
-    own."""
+    """Use the attention implementation with this name in torch's list from now on; None stands for
+    torch's own. `switches` is torch's module with the functions for that."""
     if name == switches.current_flash_attention_impl():
         return
     if name is None:
@@ -61,6 +61,6 @@ def _activate(switches: Any, name: str | None) -> None:
 
 
 def _switches() -> Any:
-    """Return torch's module with the functions that switch implementations. Older versions lack
-    some of them."""
+    """Return torch's module with the functions that switch between implementations of attention.
+    Its older versions lack some of them."""
     return import_module("torch.nn.attention")

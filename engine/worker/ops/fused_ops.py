@@ -24,8 +24,13 @@ from torch.nn import functional as F
 from engine.worker.core import switched_off
 from engine.worker.ops import compiled, norms
 from engine.worker.ops.compiled import Eps
-from engine.worker.ops.liger import Liger
-from engine.worker.ops.norms import normalise, normalise_gradient
+from engine.worker.ops.liger import Liger, LigerFunctions
+from engine.worker.ops.norms import (
+    head_norm_weights,
+    norm_weight_per_head,
+    normalise,
+    normalise_gradient,
+)
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -51,13 +56,13 @@ class Sizes(NamedTuple):
     hidden: int
     intermediate: int
     heads: int
-    kv: int
+    kv_heads: int
     head_dim: int
     normed: bool
 
 
 @dataclass(frozen=True)
-class Pointwise:
+class LayerFunctions:
     """A set of functions. N rows; `saved` is what a function hands to its own gradient.
 
     Attributes:
@@ -69,7 +74,8 @@ class Pointwise:
         apply_rope: (qkv [N, (heads + 2 kv_heads) dim], q_weight, k_weight, cos, sin, heads,
             kv_heads, eps) to saved. Queries and keys are normalised (RMS norm with `eps`), if there
             are weights, and rotated, in place. cos, sin: [N, 1, dim / 2].
-        apply_rope_gradient: (saved, cos, sin, d, heads, kv_heads) to the gradient of qkv.
+        apply_rope_gradient: (saved, cos, sin, dqkv, heads, kv_heads) to the gradient of qkv before
+            `apply_rope`, from its gradient `dqkv` after that.
         gate: gate_up [N, 2 width] to silu(gate) * up.
         gate_again: gate_up to (silu(gate) * up, saved), for a backward pass that needs both.
         gate_gradient: (gate_up, saved, dy) to the gradient of gate_up; `saved` may be None.
@@ -91,19 +97,6 @@ class Pointwise:
     gate_gradient: Callable[..., torch.Tensor]
     plain_norm: Callable[[torch.Tensor, torch.Tensor, Eps], torch.Tensor]
     plain_apply_rope: Callable[..., None]
-
-
-def per_head(q: torch.Tensor, k: torch.Tensor, heads: int, kv_heads: int) -> torch.Tensor:
-    """Make the norm weight of each head, [heads + kv_heads, dim]: `q` [dim] once per query head,
-    then `k` [dim] once per key head."""
-    return torch.cat([q.expand(heads, -1), k.expand(kv_heads, -1)])
-
-
-def _head_weights(
-    q: torch.Tensor | None, k: torch.Tensor | None, heads: int, kv_heads: int
-) -> torch.Tensor | None:
-    """Make the norm weight of each head, as `per_head` does; None if heads are not normalised."""
-    return None if q is None or k is None else per_head(q, k, heads, kv_heads)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor) -> None:
@@ -128,37 +121,54 @@ def _apply_rope(
     kv_heads: int,
     eps: float,
 ) -> Tensors:
-    """Normalise the queries and keys of qkv [N, (heads + 2 kv_heads) * dim] per head, if there are
-    weights [dim], and rotate them by their positions, in place. `cos` and `sin` are [N, 1, dim /
-    2].
+    """Normalise queries and keys per head (if there are weights) and rotate them by their
+    positions, in place.
+
+    Args:
+        qkv: [N, (heads + 2 kv_heads) * dim]: queries, keys, values; overwritten.
+        q_weight, k_weight: [dim], the norms' weights; None if heads are not normalised.
+        cos, sin: [N, 1, dim / 2], of the tokens' rotation angles.
+        heads, kv_heads: numbers of query heads, and of key and value heads.
+        eps: what the norms add to the mean square.
 
     Returns what the gradient needs: (normalised heads, 1 / rms, the weight of each head), or () if
     there are no weights.
     """
     # A view: what is written into it changes `qkv`.
-    queries_and_keys = _queries_and_keys(qkv, heads, kv_heads)
+    queries_and_keys = _queries_and_keys_of(qkv, heads, kv_heads)
     if q_weight is None or k_weight is None:
         # Rotate a copy, because `rotate` must not write into its input.
         rotate(queries_and_keys.clone(), cos, sin, out=queries_and_keys)
         return ()
     normed, inverse = normalise(queries_and_keys, eps)
-    weight = per_head(q_weight, k_weight, heads, kv_heads)
+    weight = norm_weight_per_head(q_weight, k_weight, heads, kv_heads)
     rotate(normed * weight, cos, sin, out=queries_and_keys)
     return normed, inverse, weight
 
 
 def _apply_rope_gradient(
-    saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv_heads: int
+    saved: Tensors,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    dqkv: torch.Tensor,
+    heads: int,
+    kv_heads: int,
 ) -> torch.Tensor:
-    """Compute the gradient of qkv in `_apply_rope`, from the gradient `d` of the result. For
-    queries and keys `d` is rotated back and taken through the norm, if there was one. `_apply_rope`
-    leaves values as they are, so their gradient is `d` itself."""
-    d = d.contiguous()
-    out = torch.empty_like(d)
-    values_width = d.shape[1] * kv_heads // (heads + 2 * kv_heads)  # they stand last
-    out[:, -values_width:] = d[:, -values_width:]
-    gradient = _queries_and_keys(d, heads, kv_heads)
-    target = _queries_and_keys(out, heads, kv_heads)
+    """Compute the gradient of qkv before `_apply_rope` from its gradient `dqkv` after that, both
+    [N, (heads + 2 kv_heads) * dim]. For queries and keys `dqkv` is rotated back and taken through
+    the norm, if there was one. `_apply_rope` leaves values as they are, and so their gradient too.
+
+    Args:
+        saved: what `_apply_rope` returned.
+        cos, sin: [N, 1, dim / 2], of the tokens' rotation angles.
+        heads, kv_heads: numbers of query heads, and of key and value heads.
+    """
+    dqkv = dqkv.contiguous()
+    out = torch.empty_like(dqkv)
+    values_width = dqkv.shape[1] * kv_heads // (heads + 2 * kv_heads)  # they stand last
+    out[:, -values_width:] = dqkv[:, -values_width:]
+    gradient = _queries_and_keys_of(dqkv, heads, kv_heads)
+    target = _queries_and_keys_of(out, heads, kv_heads)
     if saved:  # empty if heads were not normalised
         normed, inverse, weight = saved
         unrotated = torch.empty_like(normed)
@@ -169,8 +179,9 @@ def _apply_rope_gradient(
     return out
 
 
-def _queries_and_keys(qkv: torch.Tensor, heads: int, kv_heads: int) -> torch.Tensor:
-    """The queries and keys of qkv, as a view [N, heads + kv_heads, dim]."""
+def _queries_and_keys_of(qkv: torch.Tensor, heads: int, kv_heads: int) -> torch.Tensor:
+    """View the queries and keys of qkv [N, (heads + 2 kv_heads) * dim] as [N, heads + kv_heads,
+    dim]; the values, which stand last, are left out."""
     all_heads = heads + 2 * kv_heads
     return qkv.view(qkv.shape[0], all_heads, qkv.shape[1] // all_heads)[:, : heads + kv_heads]
 
@@ -201,7 +212,7 @@ def _gate_gradient(
         silu = F.silu(gate)
     width = gate.shape[1]
     out = torch.empty_like(gate_up)
-    # The second half is the gradient of up, the first that of gate.
+    # The first half is the gradient of gate, the second that of up. Both are written into `out`.
     torch.mul(silu, dy, out=out[:, width:])
     torch.ops.aten.silu_backward.grad_input(dy * up, gate, grad_input=out[:, :width])
     return out
@@ -209,7 +220,7 @@ def _gate_gradient(
 
 def _plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
     """Return weight * x / rms(x) over the last dimension, and keep nothing for a gradient. `weight`
-    is [n] for all rows, or [heads, n] for x [N, heads, n]."""
+    is [n] for all rows, or [heads, n] for x [N, heads, n]; `eps` is added to the mean square."""
     # This rounds at the same places as training does (norms.py). F.rms_norm is one kernel, but
     # rounds only once: training would then see slightly other probabilities than sampling did.
     size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
@@ -248,7 +259,7 @@ def _plain_apply_rope(
     out_second.addcmul_(first, sin)
 
 
-TORCH = Pointwise(
+TORCH = LayerFunctions(
     name="torch",
     norm=norms.norm,
     norm_gradient=norms.norm_gradient,
@@ -264,81 +275,18 @@ TORCH = Pointwise(
 )
 
 
-def of_compiler() -> Pointwise:
-    """Make the set `compiled`: the same formulas, each compiled by torch.compile at its first
+def compiled_functions() -> LayerFunctions:
+    """Make the set named "compiled": torch's formulas, each compiled by torch.compile at its first
     call."""
-    # `functions` returns them in the order of the attributes of `Pointwise`.
-    return Pointwise("compiled", *compiled.functions())
+    # `functions` returns them in the order of the attributes of `LayerFunctions`.
+    return LayerFunctions("compiled", *compiled.functions())
 
 
-class _LigerFunctions:
-    """Liger's kernels with the arguments that `Pointwise` describes, for those kernels that take
-    others."""
-
-    def __init__(self, kernels: Liger) -> None:
-        self.kernels = kernels
-
-    def apply_rope(
-        self,
-        qkv: torch.Tensor,
-        q_weight: torch.Tensor | None,
-        k_weight: torch.Tensor | None,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        heads: int,
-        kv_heads: int,
-        eps: float,
-    ) -> Tensors:
-        """Normalise and rotate queries and keys in place, as `Pointwise.apply_rope`. Returns what
-        the gradient needs: the kernel's tensors, then the weight of each head; () if heads are not
-        normalised."""
-        all_heads = qkv.view(qkv.shape[0], heads + 2 * kv_heads, -1)
-        weight = _head_weights(q_weight, k_weight, heads, kv_heads)
-        saved = self.kernels.apply_rope(all_heads, weight, heads, kv_heads, cos, sin, eps)
-        return saved if weight is None else (*saved, weight)
-
-    def apply_rope_gradient(
-        self,
-        saved: Tensors,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        d: torch.Tensor,
-        heads: int,
-        kv_heads: int,
-    ) -> torch.Tensor:
-        """Compute the gradient of qkv from the gradient `d` of the rotated qkv. `saved` is what
-        `apply_rope` returned: the kernel's tensors and the weight, or nothing."""
-        by_head = d.reshape(d.shape[0], heads + 2 * kv_heads, -1)
-        weight = saved[-1] if saved else None  # nothing was saved if heads have no norm
-        gradient = self.kernels.apply_rope_gradient(
-            saved[:-1], weight, cos, sin, by_head, heads, kv_heads
-        )
-        return gradient.view_as(d)
-
-    def plain_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
-        """Return weight * x / rms(x), and drop what the kernel saves for a gradient."""
-        return self.kernels.norm(x, weight, eps.number)[0]
-
-    def plain_apply_rope(
-        self,
-        all_heads: torch.Tensor,
-        weight: torch.Tensor | None,
-        heads: int,
-        kv_heads: int,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        eps: Eps,
-    ) -> None:
-        """Normalise (unless `weight` is None) and rotate the queries and keys in `all_heads`, in
-        place, outside of autograd: what the kernel returns for a backward pass is not kept."""
-        self.kernels.apply_rope(all_heads, weight, heads, kv_heads, cos, sin, eps.number)
-
-
-def of_liger(kernels: Liger) -> Pointwise:
-    """Make the set of functions `liger`: the Triton kernels of liger-kernel. Kernels that take
-    other arguments than a `Pointwise` does are called through `_LigerFunctions`."""
-    with_other_arguments = _LigerFunctions(kernels)
-    return Pointwise(
+def liger_functions(kernels: Liger) -> LayerFunctions:
+    """Make the set of functions named "liger": the Triton kernels of liger-kernel. Kernels that
+    take other arguments than the functions of the set are called through `LigerFunctions`."""
+    with_other_arguments = LigerFunctions(kernels)
+    return LayerFunctions(
         name=f"liger {kernels.version}",
         norm=kernels.norm,
         norm_gradient=kernels.norm_gradient,
@@ -347,9 +295,8 @@ def of_liger(kernels: Liger) -> Pointwise:
         apply_rope=with_other_arguments.apply_rope,
         apply_rope_gradient=with_other_arguments.apply_rope_gradient,
         gate=kernels.gate,
-        # Liger's gradient computes silu(gate) again, so nothing is saved for it.
-        gate_again=lambda gate_up: (kernels.gate(gate_up), None),
-        gate_gradient=lambda gate_up, _, dy: kernels.gate_gradient(gate_up, dy),
+        gate_again=with_other_arguments.gate_again,
+        gate_gradient=with_other_arguments.gate_gradient,
         plain_norm=with_other_arguments.plain_norm,
         plain_apply_rope=with_other_arguments.plain_apply_rope,
     )
@@ -360,7 +307,7 @@ class Choice:
     """The set of functions to use. `why` is the reason why it is not the set that was requested, or
     not the usual one; "" if it is."""
 
-    functions: Pointwise
+    functions: LayerFunctions
     why: str = ""
 
 
@@ -372,8 +319,12 @@ def choose(sizes: Sizes, dtype: torch.dtype, device: torch.device, steps: int = 
 
     On a CPU it is torch's set. On a GPU it is the set that the variable HONESMITH_KERNELS names; if
     that is unset, Liger's if liger-kernel is installed, else torch's. If the set cannot be used,
-    torch's is chosen, with the reason; nothing is raised. `steps` is the number of optimizer steps
-    ahead, as far as known.
+    torch's is chosen, with the reason; nothing is raised.
+
+    Args:
+        sizes: of the model's layers; a set is tried on tensors of these sizes.
+        dtype: the number format of the model.
+        steps: the number of optimizer steps ahead, as far as known; few do not pay for compiling.
     """
     requested = os.environ.get(KERNELS, "")
     if requested and requested not in CHOICES:
@@ -386,7 +337,7 @@ def choose(sizes: Sizes, dtype: torch.dtype, device: torch.device, steps: int = 
         return _compiled_if_it_pays(sizes, dtype, device, steps)
     if not requested and find_spec("liger_kernel") is None:
         return AS_WRITTEN
-    return attempt(lambda: of_liger(Liger()), sizes, dtype, device)
+    return try_functions(lambda: liger_functions(Liger()), sizes, dtype, device)
 
 
 def _compiled_if_it_pays(
@@ -396,22 +347,25 @@ def _compiled_if_it_pays(
     ahead are enough to pay for compiling. Otherwise choose the set `TORCH`, with the reason."""
     if steps < COMPILE_FROM_STEPS:
         return Choice(TORCH, f"{steps} steps; compiling pays from {COMPILE_FROM_STEPS}")
-    choice = attempt(of_compiler, sizes, dtype, device)
+    choice = try_functions(compiled_functions, sizes, dtype, device)
     if choice.functions is not TORCH:
         # The run compiles again for other sizes later. A failure then must not end the run.
         compiled.tolerate_failures()
     return choice
 
 
-def attempt(
-    make_functions: Callable[[], Pointwise], sizes: Sizes, dtype: torch.dtype, device: torch.device
+def try_functions(
+    make_functions: Callable[[], LayerFunctions],
+    sizes: Sizes,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Choice:
-    """Try the set of functions that `make_functions` returns. It is chosen if it runs here and its
-    results are within MAX_DISTANCE of the results of torch's set. Otherwise torch's set is chosen,
-    with the reason."""
+    """Try the set of functions that `make_functions` returns, on tensors of these sizes. It is
+    chosen if it runs here and its results are within MAX_DISTANCE of the results of torch's set.
+    Otherwise torch's set is chosen, with the reason."""
     try:
         functions = make_functions()
-        largest_distance, function_name = difference(functions, sizes, dtype, device)
+        largest_distance, function_name = largest_difference(functions, sizes, dtype, device)
     except Exception as error:  # noqa: BLE001 - a compiler may fail in any way; torch remains
         # One line, short enough for an event.
         message = " ".join(str(error).split())[:200] or "no message"
@@ -425,19 +379,20 @@ def attempt(
 
 
 @torch.no_grad()
-def difference(
-    functions: Pointwise, sizes: Sizes, dtype: torch.dtype, device: torch.device
+def largest_difference(
+    functions: LayerFunctions, sizes: Sizes, dtype: torch.dtype, device: torch.device
 ) -> tuple[float, str]:
     """Measure how far the results of a set of functions are from those of torch's set, on the
     same random numbers. Returns (the largest relative distance, the name of the function that
-    has it)."""
+    has it); the distance is NaN if any is."""
     largest_distance = 0.0
     function_name = ""
     # At the second number of rows torch.compile generates new code, which serves any number.
     for rows in TRIED_ROWS[device.type]:
-        results = trial(functions, sizes, rows, dtype, device)
-        for name, expected_results in trial(TORCH, sizes, rows, dtype, device).items():
-            for result, expected in zip(results[name], expected_results, strict=True):
+        results = results_by_function(functions, sizes, rows, dtype, device)
+        expected_results = results_by_function(TORCH, sizes, rows, dtype, device)
+        for name, expected_tensors in expected_results.items():
+            for result, expected in zip(results[name], expected_tensors, strict=True):
                 distance = _relative_distance(result, expected)
                 # Once the largest distance is NaN it stays: no number compares as larger.
                 if distance > largest_distance or math.isnan(distance):
@@ -446,7 +401,7 @@ def difference(
 
 
 def _relative_distance(result: torch.Tensor, expected: torch.Tensor) -> float:
-    """The norm of (result - expected), divided by the norm of `expected`."""
+    """Compute the norm of (result - expected), divided by the norm of `expected`, in float32."""
     error = (result.float() - expected.float()).norm()
     return float(error / expected.float().norm())
 
@@ -456,8 +411,8 @@ class _Draw:
     the same calls."""
 
     def __init__(self, rows: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Draw tensors of this dtype on this device. `rows` is the seed, and also the number of
-        rows of the tensors that a trial asks for."""
+        """Prepare to draw tensors of this dtype on this device. `rows` is the seed, and also the
+        number of rows of the tensors that a trial asks for."""
         self.rows, self.dtype, self.device = rows, dtype, device
         self.generator = torch.Generator(device).manual_seed(rows)
 
@@ -468,7 +423,7 @@ class _Draw:
 
 
 class _NormInputs(NamedTuple):
-    """Random arguments for the norms of a set; `Pointwise` explains their names."""
+    """Random arguments for the norms of a set; `LayerFunctions` explains their names."""
 
     x: torch.Tensor
     delta: torch.Tensor
@@ -477,49 +432,51 @@ class _NormInputs(NamedTuple):
     weight: torch.Tensor
 
     @classmethod
-    def of(cls, draw: _Draw, sizes: Sizes) -> "_NormInputs":
-        """Draw the arguments: tensors [rows, hidden], and a weight [hidden] close to 1."""
+    def drawn(cls, draw: _Draw, sizes: Sizes) -> "_NormInputs":
+        """Draw the arguments with `draw`: tensors [rows, hidden], and a weight [hidden] close to
+        1. The order of the draws decides the numbers."""
         x, delta, dtotal, dy = (draw(draw.rows, sizes.hidden) for _ in range(4))
         return cls(x, delta, dtotal, dy, weight=1 + 0.1 * draw(sizes.hidden))
 
 
 class _RopeInputs(NamedTuple):
-    """Random arguments for the rotations of a set; `Pointwise` explains their names. `q_weight` and
-    `k_weight` are None if the model does not normalise heads; `d` is the gradient of `qkv`."""
+    """Random arguments for the rotations of a set; `LayerFunctions` explains their names.
+    `q_weight` and `k_weight` are None if the model does not normalise heads; `dqkv` is the gradient
+    of the rotated `qkv`."""
 
     q_weight: torch.Tensor | None
     k_weight: torch.Tensor | None
     cos: torch.Tensor
     sin: torch.Tensor
     qkv: torch.Tensor
-    d: torch.Tensor
+    dqkv: torch.Tensor
 
     @classmethod
-    def of(cls, draw: _Draw, sizes: Sizes) -> "_RopeInputs":
-        """Draw the arguments. Weights are drawn even if heads have no norm, so that the numbers
-        drawn after them are the same in both cases."""
+    def drawn(cls, draw: _Draw, sizes: Sizes) -> "_RopeInputs":
+        """Draw the arguments with `draw`, for a model of these sizes. Weights are drawn even if
+        heads have no norm, so that the numbers drawn after them are the same in both cases."""
         q_weight, k_weight = (1 + 0.1 * draw(sizes.head_dim) for _ in range(2))
         angles = draw(draw.rows, 1, sizes.head_dim // 2).float()
-        width = (sizes.heads + 2 * sizes.kv) * sizes.head_dim
-        qkv, d = (draw(draw.rows, width) for _ in range(2))
+        width = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim
+        qkv, dqkv = (draw(draw.rows, width) for _ in range(2))
         return cls(
             q_weight=q_weight if sizes.normed else None,
             k_weight=k_weight if sizes.normed else None,
             cos=angles.cos().to(draw.dtype),
             sin=angles.sin().to(draw.dtype),
             qkv=qkv,
-            d=d,
+            dqkv=dqkv,
         )
 
 
-def trial(
-    functions: Pointwise, sizes: Sizes, rows: int, dtype: torch.dtype, device: torch.device
+def results_by_function(
+    functions: LayerFunctions, sizes: Sizes, rows: int, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensors]:
-    """Run every function of a set on random numbers, and return the results by the function's name.
-    The random numbers are the same for every set."""
+    """Run every function of a set on random tensors with `rows` rows, for layers of these sizes.
+    Returns the results by the function's name. The random numbers are the same for every set."""
     draw = _Draw(rows, dtype, device)
-    norms = _NormInputs.of(draw, sizes)
-    rope = _RopeInputs.of(draw, sizes)
+    norms = _NormInputs.drawn(draw, sizes)
+    rope = _RopeInputs.drawn(draw, sizes)
     return (
         _norm_results(functions, norms)
         | _rope_results(functions, rope, sizes)
@@ -528,9 +485,9 @@ def trial(
     )
 
 
-def _norm_results(functions: Pointwise, inputs: _NormInputs) -> dict[str, Tensors]:
-    """Run the norms of a set of functions and their gradients. Returns the results by the
-    function's name."""
+def _norm_results(functions: LayerFunctions, inputs: _NormInputs) -> dict[str, Tensors]:
+    """Run the norms of a set of functions and their gradients on `inputs`. Returns the results by
+    the function's name."""
     x, delta, dtotal, dy, weight = inputs
     y, saved = functions.norm(x, weight, TRIED_EPS)
     dx = functions.norm_gradient(saved, weight, dy)
@@ -544,20 +501,23 @@ def _norm_results(functions: Pointwise, inputs: _NormInputs) -> dict[str, Tensor
     }
 
 
-def _rope_results(functions: Pointwise, inputs: _RopeInputs, sizes: Sizes) -> dict[str, Tensors]:
-    """Run the rotation of a set of functions and its gradient. Returns the results by the
-    function's name."""
-    q_weight, k_weight, cos, sin, qkv, d = inputs
+def _rope_results(
+    functions: LayerFunctions, inputs: _RopeInputs, sizes: Sizes
+) -> dict[str, Tensors]:
+    """Run the rotation of a set of functions and its gradient on `inputs`. Returns the results by
+    the function's name; that of `apply_rope` is the tensor that it has changed in place."""
+    q_weight, k_weight, cos, sin, qkv, dqkv = inputs
     qkv = qkv.clone()  # it is rotated in place
-    heads, kv_heads = sizes.heads, sizes.kv
+    heads, kv_heads = sizes.heads, sizes.kv_heads
     saved = functions.apply_rope(qkv, q_weight, k_weight, cos, sin, heads, kv_heads, TRIED_EPS)
-    dqkv = functions.apply_rope_gradient(saved, cos, sin, d, heads, kv_heads)
-    return {"apply_rope": (qkv,), "apply_rope_gradient": (dqkv,)}
+    gradient = functions.apply_rope_gradient(saved, cos, sin, dqkv, heads, kv_heads)
+    return {"apply_rope": (qkv,), "apply_rope_gradient": (gradient,)}
 
 
-def _gate_results(functions: Pointwise, draw: _Draw, sizes: Sizes) -> dict[str, Tensors]:
+def _gate_results(functions: LayerFunctions, draw: _Draw, sizes: Sizes) -> dict[str, Tensors]:
     """Run the gate of a set of functions, its second computation for the backward pass, and its
-    gradient. Returns the results by the function's name."""
+    gradient, on tensors from `draw` for an MLP of these sizes. Returns the results by the
+    function's name."""
     gate_up = draw(draw.rows, 2 * sizes.intermediate)
     dy = draw(draw.rows, sizes.intermediate)
     gated = functions.gate(gate_up)
@@ -568,14 +528,14 @@ def _gate_results(functions: Pointwise, draw: _Draw, sizes: Sizes) -> dict[str, 
 
 
 def _plain_results(
-    functions: Pointwise, norms: _NormInputs, rope: _RopeInputs, sizes: Sizes
+    functions: LayerFunctions, norms: _NormInputs, rope: _RopeInputs, sizes: Sizes
 ) -> dict[str, Tensors]:
-    """Run the functions of a set that keep nothing for a gradient. Returns the results by the
-    function's name."""
-    heads, kv_heads = sizes.heads, sizes.kv
+    """Run the functions of a set that keep nothing for a gradient, on the inputs of its norms and
+    its rotation. Returns the results by the function's name."""
+    heads, kv_heads = sizes.heads, sizes.kv_heads
     eps = Eps(TRIED_EPS, norms.x.new_full((1,), TRIED_EPS, dtype=torch.float32))
     normed = functions.plain_norm(norms.x, norms.weight, eps)
-    head_weights = _head_weights(rope.q_weight, rope.k_weight, heads, kv_heads)
+    head_weights = head_norm_weights(rope.q_weight, rope.k_weight, heads, kv_heads)
     all_heads = rope.qkv.clone().view(len(rope.qkv), heads + 2 * kv_heads, -1)
     cos = torch.cat([rope.cos, rope.cos], -1)  # for both halves of a head
     functions.plain_apply_rope(all_heads, head_weights, heads, kv_heads, cos, rope.sin, eps)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from engine.worker.ops.fused_ops import TORCH, Pointwise
-from engine.worker.ops.low_rank import LoraPlacement, adapted, factor_gradients
+from engine.worker.ops.fused_ops import TORCH, LayerFunctions
+from engine.worker.ops.low_rank import LoraPlacement, factor_gradients, linear_with_adapter
 from engine.worker.ops.matmul import OutputLayer, linear
 
 
@@ -39,7 +39,7 @@ class LoraLinear(torch.autograd.Function):
 
     Args of `apply`:
         x: [N, in].
-        dropped: x after adapter dropout, or x itself.
+        adapter_input: x after adapter dropout, or x itself.
         a: [parts * r, in] float32; b: [adapted outputs, r] float32. The parts stand one after
             the other in both.
         weight: [out, in]; with the adapter already merged into it when `placement.merged`.
@@ -53,41 +53,48 @@ class LoraLinear(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: torch.Tensor,
-        dropped: torch.Tensor,
+        adapter_input: torch.Tensor,
         a: torch.Tensor,
         b: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         placement: LoraPlacement,
     ) -> torch.Tensor:
-        """Compute the layer's outputs [N, out] for x [N, in], with the adapter's share; the class
-        describes the arguments. Beside the weights only `dropped`, the adapter's input, is saved
-        for the backward pass."""
+        """Compute the layer's outputs [N, out] for x [N, in]: x W^T + bias, plus the adapter's
+        share. Beside the weights only `adapter_input` is saved for the backward pass.
+
+        Args:
+            adapter_input: x after the adapter's dropout; without dropout x itself.
+            a, b: the adapter's factors, [parts * r, in] and [adapted outputs, r] float32.
+            weight: [out, in]; contains the adapter already if `placement.merged`.
+            placement: where and how the adapter joins.
+        """
         ctx.placement = placement
-        ctx.has_dropout = dropped is not x
-        a, b = placement.joint or (a, b)  # the same factors, laid out for one product
-        ctx.save_for_backward(dropped, a, b, weight)
-        return adapted(x, dropped, a, b, weight, bias, placement)
+        ctx.has_dropout = adapter_input is not x
+        if placement.joint is not None:
+            a, b = placement.joint  # the same factors, laid out for one product
+        ctx.save_for_backward(adapter_input, a, b, weight)
+        return linear_with_adapter(x, adapter_input, a, b, weight, bias, placement)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-        """Compute the gradients of x, `dropped`, a and b from the gradient `dy` [N, out] of the
-        outputs; the other arguments get None. Without dropout x and `dropped` are one tensor, and x
-        gets the gradient of both."""
-        dropped, a, b, weight = ctx.saved_tensors
-        da, db, d_low_rank = factor_gradients(dropped, a, b, dy, ctx.placement)
-        dx = ddropped = None
-        x_needs_grad, dropped_needs_grad, *_ = ctx.needs_input_grad
+        """Compute the gradients of x, `adapter_input`, a and b from the gradient `dy` [N, out] of
+        the outputs; the other arguments get None. Without dropout x and `adapter_input` are one
+        tensor: then x gets the gradient of both, and `adapter_input` gets None."""
+        adapter_input, a, b, weight = ctx.saved_tensors
+        da, db, d_low_rank = factor_gradients(adapter_input, a, b, dy, ctx.placement)
+        dx = d_adapter_input = None
+        x_needs_grad, adapter_input_needs_grad, *_ = ctx.needs_input_grad
         # The first layer's input needs no gradient, because nothing before it is trained.
-        if x_needs_grad or dropped_needs_grad:
+        if x_needs_grad or adapter_input_needs_grad:
             # A merged weight contains the adapter, so it gives the adapter's share of dx too.
             dx = linear(dy, weight.t())
             if ctx.has_dropout:
-                ddropped = d_low_rank @ a.to(dropped.dtype)
+                d_adapter_input = d_low_rank @ a.to(adapter_input.dtype)
             elif not ctx.placement.merged:
-                dx.addmm_(d_low_rank, a.to(dropped.dtype))
-        return dx, ddropped, da, db, None, None, None
+                dx.addmm_(d_low_rank, a.to(adapter_input.dtype))
+        return dx, d_adapter_input, da, db, None, None, None
 
 
 class GatedLoraLinear(torch.autograd.Function):
@@ -103,20 +110,25 @@ class GatedLoraLinear(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         placement: LoraPlacement,
-        functions: Pointwise = TORCH,
+        functions: LayerFunctions = TORCH,
     ) -> torch.Tensor:
         """Compute the layer's outputs [N, out] for silu(gate) * up, with the adapter's share.
 
         Args:
             gate_up: [N, 2 * in], gate, then up; the only activation saved for the backward pass.
             a, b: [parts * r, in] and [adapted outputs, r], the adapter's factors.
-            weight: [out, in], and bias: [out] or None.
+            weight: [out, in], contains the adapter already if `placement.merged`.
+            bias: [out] or None.
+            placement: where and how the adapter joins.
+            functions: the set that computes silu(gate) * up and its gradient.
         """
         x = functions.gate(gate_up)
         ctx.placement, ctx.functions = placement, functions
-        a, b = placement.joint or (a, b)  # the same factors, laid out for one product
+        if placement.joint is not None:
+            a, b = placement.joint  # the same factors, laid out for one product
         ctx.save_for_backward(gate_up, a, b, weight)
-        return adapted(x, x, a, b, weight, bias, placement)  # x twice: there is no dropout
+        # Without dropout the adapter's input is x itself.
+        return linear_with_adapter(x, x, a, b, weight, bias, placement)
 
     @staticmethod
     @once_differentiable
@@ -141,7 +153,8 @@ class FrozenLinear(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return x W^T + b, [N, out], for x [N, in], weight [out, in] and bias [out] or None."""
+        """Return x W^T + bias, [N, out], for x [N, in], weight [out, in] and bias [out] or None.
+        Only the weight is saved for the backward pass."""
         ctx.save_for_backward(weight)
         return linear(x, weight, bias)
 
@@ -165,10 +178,10 @@ class AddNorm(torch.autograd.Function):
         delta: torch.Tensor,
         weight: torch.Tensor,
         eps: float,
-        functions: Pointwise = TORCH,
+        functions: LayerFunctions = TORCH,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (x + delta, weight * RMSNorm(x + delta)). x and delta are [N, hidden], weight is
-        [hidden]. The mean square is over the last dimension, in float32.
+        [hidden]. The mean square is over the last dimension, in float32; `eps` is added to it.
 
         `functions` computes both results, and the tensors that its gradient function needs
         (`saved`).
@@ -197,10 +210,11 @@ class Norm(torch.autograd.Function):
         x: torch.Tensor,
         weight: torch.Tensor,
         eps: float,
-        functions: Pointwise = TORCH,
+        functions: LayerFunctions = TORCH,
     ) -> torch.Tensor:
-        """Return weight * RMSNorm(x), [N, hidden] like x, for weight [hidden]. `functions` computes
-        the result, and the tensors that its gradient function needs (`saved`)."""
+        """Return weight * RMSNorm(x), [N, hidden] like x, for weight [hidden]; `eps` is added to
+        the mean square. `functions` computes the result, and the tensors that its gradient function
+        needs (`saved`)."""
         y, saved = functions.norm(x, weight, eps)
         ctx.functions = functions
         ctx.save_for_backward(weight, *saved)
@@ -229,7 +243,7 @@ class HeadsRope(torch.autograd.Function):
         cos: torch.Tensor,
         sin: torch.Tensor,
         layout: HeadLayout,
-        functions: Pointwise = TORCH,
+        functions: LayerFunctions = TORCH,
     ) -> torch.Tensor:
         """Normalise and rotate queries and keys within `qkv` [N, (heads + 2 kv_heads) * dim], in
         place, and return that tensor.
@@ -238,6 +252,8 @@ class HeadsRope(torch.autograd.Function):
             q_weight, k_weight: [dim], weights of the heads' norms; None if heads are not
                 normalised.
             cos, sin: [N, 1, dim / 2], of the tokens' positions.
+            layout: how many heads there are, and the norms' eps.
+            functions: the set that computes the result and its gradient.
         """
         heads, kv_heads, eps = layout.heads, layout.kv_heads, layout.eps
         saved = functions.apply_rope(qkv, q_weight, k_weight, cos, sin, heads, kv_heads, eps)
@@ -248,12 +264,12 @@ class HeadsRope(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d: torch.Tensor) -> tuple[Any, ...]:
-        """Compute the gradient of qkv before the rotation, from the gradient `d` of the result; the
-        other arguments get None."""
+    def backward(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
+        """Compute the gradient of qkv before norm and rotation, from the gradient `dout` after
+        them; the other arguments get None."""
         cos, sin, *saved = ctx.saved_tensors
         heads, kv_heads = ctx.layout.heads, ctx.layout.kv_heads
-        dqkv = ctx.functions.apply_rope_gradient(saved, cos, sin, d, heads, kv_heads)
+        dqkv = ctx.functions.apply_rope_gradient(saved, cos, sin, dout, heads, kv_heads)
         return dqkv, None, None, None, None, None, None
 
 
@@ -261,8 +277,9 @@ class SwiGLU(torch.autograd.Function):
     """silu(gate) * up on [N, 2 * width] with the gate in the first half (arXiv 2002.05202)."""
 
     @staticmethod
-    def forward(ctx: Any, gate_up: torch.Tensor, functions: Pointwise = TORCH) -> torch.Tensor:
-        """Return silu(gate) * up, [N, width]. Only the input is saved for the backward pass."""
+    def forward(ctx: Any, gate_up: torch.Tensor, functions: LayerFunctions = TORCH) -> torch.Tensor:
+        """Return silu(gate) * up, [N, width], for gate_up [N, 2 * width], gate first. Only the
+        input is saved for the backward pass."""
         ctx.functions = functions
         ctx.save_for_backward(gate_up)
         return functions.gate(gate_up)
@@ -282,7 +299,7 @@ class PickRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Return x[rows], with `rows` int64."""
+        """Return x[rows] for x [N, ...] and `rows` [picked] int64, each row at most once."""
         ctx.save_for_backward(rows)
         ctx.size = x.shape
         return x.index_select(0, rows)
@@ -300,8 +317,8 @@ class Spread(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, scatter_index: torch.Tensor, size: int) -> torch.Tensor:
-        """Return the padded tensor [size, ...]. Row i of x stands at row `scatter_index[i]`
-        (int64)."""
+        """Return a tensor [size, ...] in which row i of x stands at row `scatter_index[i]` (int64);
+        all other rows are zero."""
         ctx.save_for_backward(scatter_index)
         return x.new_zeros((size, *x.shape[1:])).index_copy_(0, scatter_index, x)
 
@@ -343,8 +360,9 @@ class TokenLogprobs(torch.autograd.Function):
         entropies: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute (the log-probability of each label, the entropy of its distribution), both [T]
-        float32; entropies are zeros unless asked for. Logits are computed for `chunk_rows` rows at
-        a time.
+        float32; entropies are zeros unless `entropies` asks for them. Logits, multiplied by
+        `inverse_temperature`, are computed for `chunk_rows` rows at a time, by the output layer
+        `head`.
 
         If `hidden` [T, hidden] needs a gradient, `slopes` is saved in place of the logits: row t is
         the gradient of token t's log-probability with respect to row t of `hidden`.
@@ -352,7 +370,8 @@ class TokenLogprobs(torch.autograd.Function):
         count = hidden.shape[0]
         values = torch.empty(count, dtype=torch.float32, device=hidden.device)
         entropy = torch.zeros_like(values)
-        slopes = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        hidden_needs_grad, *_ = ctx.needs_input_grad
+        slopes = torch.empty_like(hidden) if hidden_needs_grad else None
         for start in range(0, count, chunk_rows):
             chunk = slice(start, start + chunk_rows)
             values[chunk] = _chunk_logprobs(
@@ -390,11 +409,13 @@ def _chunk_logprobs(
     entropy: torch.Tensor | None,
     slopes: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Compute the log-probability of each label, [n].
+    """Compute the log-probability of each label, [n] float32, for one chunk of n tokens.
 
     Args:
         logits: [n, vocab] float32, as the head computes them; overwritten.
-        labels: [n] int64.
+        head: the output layer, from which the slopes are computed.
+        labels: [n] int64, an id for each row.
+        inverse_temperature: factor of the logits.
         entropy: [n], filled with the entropy of each row's distribution; None if not needed.
         slopes: [n, hidden], filled with the gradient of each log-probability with respect to its
             hidden row, but without the factor `inverse_temperature`; None if not needed.

@@ -3,8 +3,8 @@ layer's outputs, and its gradients (low-rank adaptation, arXiv 2106.09685).
 
 There are two ways to compute it. By parts: each part has a product of its own, with the float32
 factors; this way serves a CPU in float32. Jointly: one product with all B factors, with copies of
-the factors in the layer's number format (`Joint`), which are made once per optimizer step. A GPU
-would spend more time on starting the products of single parts than on computing them.
+the factors in the layer's number format (`JointFactors`), which are made once per optimizer step. A
+GPU would spend more time on starting the products of single parts than on computing them.
 
 Shapes: N packed tokens, `in`/`out` features of a layer, r the adapter's rank.
 """
@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import torch
 
-from engine.worker.ops.matmul import dense, linear
+from engine.worker.ops.matmul import contiguous_if_faster, linear
 
 
-class Joint(NamedTuple):
+class JointFactors(NamedTuple):
     """The factors of all parts of a layer for one product, in the layer's number format.
 
     Attributes:
@@ -45,7 +45,7 @@ class LoraPlacement:
     spans: Sequence[tuple[int, int]]
     scale: float
     merged: bool
-    joint: Joint | None = None
+    joint: JointFactors | None = None
 
 
 class Part(NamedTuple):
@@ -78,36 +78,39 @@ def parts_of(spans: Sequence[tuple[int, int]], rank: int) -> list[Part]:
 
 @torch.no_grad()
 def fill_joint(joint_b: torch.Tensor, b: torch.Tensor, spans: Sequence[tuple[int, int]]) -> None:
-    """Write the B factors b [adapted outputs, r] to their places in `joint_b` [out, parts * r].
+    """Write the B factors b [adapted outputs, r] to their places in `joint_b` [out, parts * r]: the
+    part with the n-th of the (start, stop) `spans` goes to those rows and to the n-th r columns.
     Everything else in `joint_b` stays as it is."""
     for part in parts_of(spans, rank=b.shape[1]):
         joint_b[part.outputs, part.columns].copy_(b[part.rows])
 
 
-def adapted(
+def linear_with_adapter(
     x: torch.Tensor,
-    dropped: torch.Tensor,
+    adapter_input: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     placement: LoraPlacement,
 ) -> torch.Tensor:
-    """Compute x W^T + bias, [N, out], for x [N, in], plus the adapter: scale * (dropped A_i^T)
-    B_i^T in the span of each adapted part i of the outputs. A weight that already contains the
-    adapter gets no such addition.
+    """Compute x W^T + bias, [N, out], for x [N, in], plus the adapter: scale * (adapter_input
+    A_i^T) B_i^T in the span of each adapted part i of the outputs. If the weight already contains
+    the adapter (`placement.merged`), nothing is added.
 
     Args:
-        dropped: x after adapter dropout, or x itself.
+        adapter_input: x after the adapter's dropout, or x itself.
         a, b: the factors of all parts: those of `placement.joint`. If that is None, [parts * r, in]
             and [adapted outputs, r], one part below the other.
+        weight: [out, in]; bias: [out] or None.
+        placement: spans of the parts, scale, and whether the adapter is merged.
     """
     y = linear(x, weight, bias)
     if placement.merged:
         return y
     if placement.joint is not None:
-        return y.addmm_(linear(dropped, a), b.t(), alpha=placement.scale)
-    low_rank = linear(dropped, a.to(x.dtype))
+        return y.addmm_(linear(adapter_input, a), b.t(), alpha=placement.scale)
+    low_rank = linear(adapter_input, a.to(x.dtype))
     for part in parts_of(placement.spans, rank=b.shape[1]):
         part_of_b = b[part.rows].to(x.dtype)
         y[:, part.outputs].addmm_(low_rank[:, part.columns], part_of_b.t(), alpha=placement.scale)
@@ -117,11 +120,11 @@ def adapted(
 def factor_gradients(
     x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dy: torch.Tensor, placement: LoraPlacement
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute three gradients from the gradient `dy` [N, out] of the layer's outputs: those of the
-    factors, float32 [parts * r, in] and [adapted outputs, r], and that of the low-rank activations
-    x A^T, [N, parts * r].
+    """Compute three gradients of an adapter from the gradient `dy` [N, out] of its layer's outputs:
+    those of the factors A and B, float32 [parts * r, in] and [adapted outputs, r], and that of the
+    low-rank activations x A^T, [N, parts * r].
 
-    x [N, in] is the adapter's input; a and b are the factors that `adapted` was given.
+    x [N, in] is the adapter's input; a and b are the factors that `linear_with_adapter` was given.
     """
     if placement.joint is not None:
         return _joint_gradients(x, a, b, dy, placement)
@@ -131,14 +134,15 @@ def factor_gradients(
 def _gradients_by_parts(
     x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dy: torch.Tensor, placement: LoraPlacement
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute what `factor_gradients` returns, by two products for each adapted part of the
-    outputs."""
+    """Compute the gradients of A, of B and of x A^T from the gradient `dy` [N, out] of the layer's
+    outputs, as `factor_gradients` does: here by two products for each adapted part of the outputs.
+    """
     scale = placement.scale
     low_rank = linear(x, a.to(x.dtype))  # x A^T
     d_low_rank = torch.empty_like(low_rank)
     db = torch.empty_like(b)
     for part in parts_of(placement.spans, rank=b.shape[1]):
-        grad = dense(dy[:, part.outputs])
+        grad = contiguous_if_faster(dy[:, part.outputs])
         d_low_rank[:, part.columns] = linear(grad, b[part.rows].to(x.dtype).t())  # dy_i B_i
         # dy_i^T (x A_i^T), as a transposed product: faster, since one side has few columns.
         db[part.rows] = linear(low_rank[:, part.columns].t(), grad.t()).t()
@@ -151,9 +155,10 @@ def _gradients_by_parts(
 def _joint_gradients(
     x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dy: torch.Tensor, placement: LoraPlacement
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute what `factor_gradients` returns, by one product for all parts. The small product for
-    B also computes blocks in which outputs and columns belong to different parts; these are not
-    used."""
+    """Compute the gradients of A, of B and of x A^T from the gradient `dy` [N, out] of the layer's
+    outputs, as `factor_gradients` does: here by one product for all parts. The small product for B
+    also computes blocks in which outputs and columns belong to different parts; these are not used.
+    """
     low_rank = linear(x, a)  # x A^T
     # scale * dy B. With beta 0 the uninitialised memory of `empty_like` is ignored.
     d_low_rank = torch.empty_like(low_rank).addmm_(dy, b, beta=0, alpha=placement.scale)

@@ -22,8 +22,8 @@ NO_ACTIVATION = ("none", [], "")
 # oneDNN compiles code for every size it meets, half a millisecond and half a megabyte each. So
 # training rounds large numbers of rows up to a multiple of this, and of less where the model is so
 # large that a row of its layers takes as long as compiling one of their products.
-GRAIN = 64
-LARGE_GRAIN = 16
+PADDING_MULTIPLE = 64
+LARGE_MODEL_MULTIPLE = 16
 LARGE_WEIGHTS = 2**25  # numbers in the weights of its layers
 
 
@@ -33,8 +33,8 @@ def has_onednn() -> bool:
 
 
 def _onednn() -> Any:
-    """Return oneDNN's operator for x W^T + b; None if it is switched off or not faster on this
-    CPU."""
+    """Return oneDNN's operator for x W^T + b; None if it is switched off, missing or not faster on
+    this CPU."""
     return None if switched_off.is_off("onednn_products") else _operator_of_onednn()
 
 
@@ -55,13 +55,14 @@ def _operator_of_onednn() -> Any:
     return operator.default if is_amd else None
 
 
-def grain(count: int, weights: int) -> int:
-    """Return the number that `count` rows should be padded to a multiple of: GRAIN or LARGE_GRAIN.
-    It is 1 (no padding) if oneDNN is not used, or if padding would cost more than it saves.
+def padding_multiple(count: int, weight_count: int) -> int:
+    """Return the number that the `count` rows of a matrix should be padded to a multiple of:
+    PADDING_MULTIPLE, or LARGE_MODEL_MULTIPLE for a large model. It is 1 (no padding) if oneDNN is
+    not used, or if there are so few rows that padding would cost more than it saves.
 
-    `weights`: how many numbers the weights of the model's layers have.
+    `weight_count` is how many numbers the weights of the model's layers have.
     """
-    multiple = LARGE_GRAIN if weights >= LARGE_WEIGHTS else GRAIN
+    multiple = LARGE_MODEL_MULTIPLE if weight_count >= LARGE_WEIGHTS else PADDING_MULTIPLE
     # From four multiples on, padding adds less than a quarter of the rows.
     return multiple if count >= 4 * multiple and _onednn() is not None else 1
 
@@ -86,15 +87,16 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     return F.linear(x, weight, bias)
 
 
-def dense(x: torch.Tensor) -> torch.Tensor:
+def contiguous_if_faster(x: torch.Tensor) -> torch.Tensor:
     """Return x [N, n], some columns of a larger tensor, in the memory layout that products read
-    fastest. If oneDNN is used, that is a contiguous copy. Otherwise `linear` would copy x for each
-    product in which it is the input, and would not use oneDNN if x is the weight."""
+    fastest. If oneDNN computes them, that is a contiguous copy: without it `linear` would copy x
+    for each product in which x is the input, and would not use oneDNN where x is the weight. If
+    oneDNN does not, it is x itself."""
     uses_onednn = x.dtype == torch.float32 and x.device.type == "cpu" and _onednn() is not None
     return x.contiguous() if uses_onednn else x
 
 
-class Fixed:
+class FixedWeight:
     """A weight that is used in many products. If oneDNN is used, the weight's memory layout is
     optimised once for all of them.
 
@@ -104,8 +106,8 @@ class Fixed:
     """
 
     def __init__(self, weight: torch.Tensor, *, pack: bool) -> None:
-        """Keep the weight [out, in], which must not change any more. If oneDNN is used and `pack`
-        is set (memory allows a second copy), make a copy in oneDNN's layout."""
+        """Keep the weight [out, in], which must not change any more. If `pack` is set (memory
+        allows a second copy) and oneDNN is used, also make a copy in oneDNN's layout."""
         self.weight = weight
         self.packed: torch.Tensor | None = None
         self._operator: Any = None
@@ -141,24 +143,26 @@ class OutputLayer:
     """
 
     def __init__(self, weight: torch.Tensor, *, pack: bool = False) -> None:
-        """Keep the weight [vocab, hidden]; see the class."""
+        """Keep the weight [vocab, hidden], which must not change any more. `pack`: whether memory
+        allows a second copy of it in a faster layout for each of the two products."""
         self.weight = weight
         self.pack = pack
 
     @cached_property
-    def logits(self) -> Fixed:
-        """The product x W^T: [N, vocab] for x [N, hidden]."""
-        return Fixed(self.weight, pack=self.pack)
+    def logits(self) -> FixedWeight:
+        """The product x W^T, to be called with x: [N, vocab] for x [N, hidden]."""
+        return FixedWeight(self.weight, pack=self.pack)
 
     def float_logits(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute x W^T as float32, [N, vocab], for x [N, hidden]."""
-        is_wide = x.device.type == "cpu" or x.dtype == torch.float32
-        if not is_wide and not switched_off.is_off("float32_head"):
+        """Compute the logits x W^T as float32, [N, vocab], for x [N, hidden]. On a GPU 16-bit
+        operands are multiplied straight to float32, unless that is switched off."""
+        is_16_bit_on_gpu = x.device.type != "cpu" and x.dtype != torch.float32
+        if is_16_bit_on_gpu and not switched_off.is_off("float32_head"):
             return float32_product(x, self.weight)
         return self.logits(x).float()
 
     @cached_property
-    def mean_rows(self) -> Fixed:
-        """The product p W: [N, hidden] for p [N, vocab]. If p are probabilities, the result is the
-        mean of W's rows weighted by them."""
-        return Fixed(self.weight.t(), pack=self.pack)
+    def mean_rows(self) -> FixedWeight:
+        """The product p W, to be called with p: [N, hidden] for p [N, vocab]. If p are
+        probabilities, the result is the mean of W's rows weighted by them."""
+        return FixedWeight(self.weight.t(), pack=self.pack)

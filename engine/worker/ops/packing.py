@@ -49,12 +49,12 @@ class Bucket:
     scatter_index: torch.Tensor | None
 
     def to(self, device: torch.device) -> "Bucket":
-        """The same bucket with its tensor on the device."""
+        """Return the same bucket with its tensor on the device."""
         return replace(self, scatter_index=_on_device(self.scatter_index, device))
 
 
 def _on_device(index: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
-    """Move an index to the device; None stays None."""
+    """Copy an index tensor to the device; None stays None."""
     return None if index is None else index.to(device)
 
 
@@ -82,7 +82,7 @@ class SuffixBucket:
     mask: torch.Tensor
 
     def to(self, device: torch.device) -> "SuffixBucket":
-        """The same bucket with its tensors on the device."""
+        """Return the same bucket with its tensors on the device."""
         return replace(
             self,
             suffixes=self.suffixes.to(device),
@@ -149,27 +149,29 @@ class Packed:
     predicting_of_label: torch.Tensor
 
     def to(self, device: torch.device) -> "Packed":
-        """Return the same microbatch with its tensors copied to the device. Does not wait for the
-        copies."""
+        """Return the same microbatch with its tensors copied to the device. Does not wait until the
+        copies are complete; what the device computes later does."""
         moved = {name: to_device(getattr(self, name), device) for name in _TENSORS}
         return replace(self, **moved)
 
 
-def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> Packed:
-    """Pack the rows of a microbatch (see the module): all prefixes, sorted by length, then all
-    suffixes in the order of their prefixes, those of one prefix by length.
+def pack(rows: Sequence[Row], padding_multiple: Callable[[int], int] = lambda count: 1) -> Packed:
+    """Pack the token ids of a microbatch's rows one after the other, without padding. A prompt that
+    rows share (a prefix) is packed once, and what follows it in each row is a suffix; a row that
+    shares nothing is a prefix alone. First come all prefixes, sorted by length, then all suffixes
+    in the order of their prefixes, those of one prefix by length.
 
     Args:
         rows: each with its ids, its loss mask and the length of the prompt it shares.
-        grain: called with the number of tokens, returns the number that it should be a multiple of
-            (matmul.py; 1: any number will do). One more sequence, which no row sees, fills the
-            batch up to that multiple.
+        padding_multiple: called with the number of tokens, returns the number that it should be a
+            multiple of (matmul.py; 1: any number will do). One more sequence, which no row sees,
+            fills the batch up to that multiple.
 
     Raises:
         ValueError: if a row's first token is marked as trained, since nothing predicts that token.
     """
-    prefixes = _filled_prefixes(rows, grain)
-    order = _PackedOrder.of(rows, prefixes)
+    prefixes = _filled_prefixes(rows, padding_multiple)
+    order = _PackedOrder.of_rows(rows, prefixes)
     ids, positions = _packed_ids_with_positions(rows, prefixes, order)
     sources, labels, row_numbers = _trained_tokens(rows, order)
     source = torch.cat(sources)
@@ -187,13 +189,16 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
     )
 
 
-def _filled_prefixes(rows: Sequence[Row], grain: Callable[[int], int]) -> list["_Prefix"]:
-    """Collect the distinct prefixes of the rows, sorted by length, so that those of similar length
-    can share a bucket. One more prefix, which belongs to no row, fills the packed tokens up to the
-    multiple that `grain` asks for (see `pack`)."""
+def _filled_prefixes(
+    rows: Sequence[Row], padding_multiple: Callable[[int], int]
+) -> list["_Prefix"]:
+    """Collect the distinct prefixes of the rows (each shared prompt once, and each row that shares
+    none), sorted by length, so that those of similar length can share a bucket. One more prefix,
+    which belongs to no row, fills the packed tokens up to the multiple that `padding_multiple`
+    gives for their number."""
     prefixes = _distinct_prefixes(rows)
     token_total = _packed_tokens(prefixes, rows)
-    filler_length = -token_total % grain(token_total)  # up to the next multiple
+    filler_length = -token_total % padding_multiple(token_total)  # up to the next multiple
     if filler_length:
         prefixes.append(_Prefix([0] * filler_length, []))
     prefixes.sort(key=lambda prefix: len(prefix.ids))
@@ -215,15 +220,20 @@ class _PackedOrder:
     suffix_rows: list[int]
 
     @classmethod
-    def of(cls, rows: Sequence[Row], prefixes: Sequence["_Prefix"]) -> "_PackedOrder":
-        """Put these rows into packed order: first every prefix once, as ordered in `prefixes`, then
-        what follows it in each row (the suffixes)."""
+    def of_rows(cls, rows: Sequence[Row], prefixes: Sequence["_Prefix"]) -> "_PackedOrder":
+        """Put these rows into packed order: first every prefix (shared prompt, or whole row) once,
+        as ordered in `prefixes`, then what follows a shared prompt in each row (the suffixes)."""
         prefix_of_row: dict[int, int] = {}
         for prefix_number, prefix in enumerate(prefixes):
             prefix_of_row |= dict.fromkeys(prefix.rows, prefix_number)
         suffix_rows = [number for number, row in enumerate(rows) if row.prefix_len]
-        # The suffixes of one prefix stand together, with similar lengths side by side.
-        suffix_rows.sort(key=lambda number: (prefix_of_row[number], len(rows[number].ids)))
+
+        def sort_key(number: int) -> tuple[int, int]:
+            """Sort suffixes so that those of one prefix stand together, with similar lengths side
+            by side. `number` is that of a row."""
+            return prefix_of_row[number], len(rows[number].ids)
+
+        suffix_rows.sort(key=sort_key)
         layout = Layout(
             prefix_lengths=tuple(len(prefix.ids) for prefix in prefixes),
             suffix_lengths=tuple(_suffix_length(rows[number]) for number in suffix_rows),
@@ -259,16 +269,18 @@ def _packed_ids_with_positions(
     return ids, positions
 
 
-def rounded_up(rows: torch.Tensor, token_count: int, grain: Callable[[int], int]) -> torch.Tensor:
-    """Extend the token numbers `rows` to a multiple of grain(len(rows)) (see `pack`) with
-    numbers below `token_count` that are not among them. If there are too few such numbers, all
-    are added."""
-    missing = -len(rows) % grain(len(rows))  # up to the next multiple
+def rounded_up(
+    tokens: torch.Tensor, token_count: int, padding_multiple: Callable[[int], int]
+) -> torch.Tensor:
+    """Extend `tokens`, indices of packed tokens without repetition, until their number is a
+    multiple of padding_multiple(len(tokens)). The indices that are added at the end are below
+    `token_count` and not among them; if there are too few such indices, all are added."""
+    missing = -len(tokens) % padding_multiple(len(tokens))  # up to the next multiple
     if not missing:
-        return rows
-    unused = torch.ones(token_count, dtype=torch.bool)
-    unused[rows] = False
-    return torch.cat([rows, unused.nonzero()[:missing, 0]])
+        return tokens
+    is_unused = torch.ones(token_count, dtype=torch.bool)
+    is_unused[tokens] = False
+    return torch.cat([tokens, is_unused.nonzero()[:missing, 0]])
 
 
 def _suffix_length(row: Row) -> int:
@@ -292,7 +304,7 @@ def _trained_positions(row: Row, number: int) -> torch.Tensor:
 def _trained_tokens(
     rows: Sequence[Row], order: _PackedOrder
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
-    """Find the trained tokens of each row.
+    """Find the trained tokens of each row. `order` tells where the rows' tokens are packed.
 
     Returns three lists with one tensor per row: the packed token that predicts each trained token,
     the id of the trained token, and the row's number.
@@ -315,7 +327,8 @@ def _in_packed_order(
     positions: torch.Tensor, row: Row, row_number: int, order: _PackedOrder
 ) -> torch.Tensor:
     """Translate positions in a row, which count from its first token, into indices of the same
-    tokens in the packed order. There the row's prefix and its suffix are not adjacent."""
+    tokens in the packed order. There the row's prefix (the prompt it shares) and its suffix (the
+    rest) are not adjacent. `row_number` is the row's number in the microbatch."""
     if_in_prefix = order.prefix_starts[order.prefix_of_row[row_number]] + positions
     if not row.prefix_len:  # the row shares no prompt: all of it is packed as a prefix
         return if_in_prefix
@@ -325,13 +338,14 @@ def _in_packed_order(
 
 
 def token_count(rows: Sequence[Row]) -> int:
-    """Count the tokens that `pack` would run through the model for these rows, without a filling
-    sequence."""
+    """Count the tokens that `pack` would pack for these rows: a prompt that rows share counts once,
+    and the last token of a row, which predicts nothing, not at all. A sequence that only fills the
+    batch up is not counted."""
     return _packed_tokens(_distinct_prefixes(rows), rows)
 
 
 def _packed_tokens(prefixes: Sequence["_Prefix"], rows: Sequence[Row]) -> int:
-    """Count the tokens of these prefixes and of the rows' suffixes."""
+    """Count the tokens of these prefixes, and of the suffixes of those rows that share a prefix."""
     prefix_tokens = sum(len(prefix.ids) for prefix in prefixes)
     return prefix_tokens + sum(_suffix_length(row) for row in rows if row.prefix_len)
 
@@ -363,13 +377,14 @@ def _distinct_prefixes(rows: Sequence[Row]) -> list[_Prefix]:
 
 
 def prefix_buckets(layout: Layout) -> list[Bucket]:
-    """Group the prefixes into padded buckets, for attention kernels that work on rectangles."""
+    """Group the prefixes of a layout into buckets: sequences of similar length, which are padded to
+    one length for attention kernels that work on rectangles."""
     return _group_into_buckets(layout.prefix_lengths, offset=0)
 
 
 def continuations(layout: Layout) -> list[Continuation]:
-    """Make one entry for each prompt that has suffixes, with all its suffixes in one padded bucket.
-    Empty suffixes are left out."""
+    """Make one entry for each prompt (prefix) that rows continue, with all their continuations
+    (suffixes) in one bucket, which is padded to one length. Empty suffixes are left out."""
     starts = start_offsets(layout.prefix_lengths, offset=0)
     groups: list[Continuation] = []
     offset = sum(layout.prefix_lengths)  # where the next suffix begins in the packed order
@@ -382,7 +397,8 @@ def continuations(layout: Layout) -> list[Continuation]:
 
 
 def _suffix_lengths_by_owner(layout: Layout) -> dict[int, list[int]]:
-    """Map the number of each prefix to the lengths of its suffixes; empty suffixes are left out."""
+    """Map the number of each prefix to the lengths of its suffixes, in packed order. Empty suffixes
+    are left out, and so are prefixes without any other."""
     lengths: dict[int, list[int]] = {}
     for owner, length in zip(layout.owners, layout.suffix_lengths, strict=True):
         if length:
@@ -391,8 +407,9 @@ def _suffix_lengths_by_owner(layout: Layout) -> dict[int, list[int]]:
 
 
 def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
-    """Group the suffixes into padded buckets, each with the prefixes that its suffixes attend to.
-    Empty suffixes are left out."""
+    """Group the suffixes of a layout (what follows a shared prompt, the prefix, in each row) into
+    buckets: sequences that are padded to one length, with the prefixes that they attend to. Empty
+    suffixes are left out."""
     buckets: list[SuffixBucket] = []
     offset = sum(layout.prefix_lengths)  # where the next bucket begins in the packed order
     first = 0  # the bucket's first suffix; `end` is the one after its last
@@ -407,9 +424,9 @@ def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
 
 
 def _end_of_suffix_bucket(layout: Layout, first: int) -> int:
-    """Find the end of the bucket that begins with suffix `first`. That is the number of the next
-    suffix whose prefix is too long to be padded together with the others, or the number of all
-    suffixes if there is none."""
+    """Find the end of the bucket that begins with the suffix number `first`. That is the number of
+    the next suffix whose prefix (the prompt before it) is too long to be padded together with those
+    of the others, or the number of all suffixes if there is none."""
     # For each suffix the length of its prefix. They rise: the first is the bucket's shortest.
     prefix_lengths = [layout.prefix_lengths[owner] for owner in layout.owners]
     longest_prefix = PREFIX_RATIO * prefix_lengths[first] + PREFIX_TOKENS
@@ -420,9 +437,9 @@ def _end_of_suffix_bucket(layout: Layout, first: int) -> int:
 
 
 def _suffix_bucket(layout: Layout, first: int, end: int, offset: int) -> SuffixBucket:
-    """Make the bucket of the suffixes from number `first` to `end - 1`, which attention pads to one
-    length. At least one of them has tokens. `offset` is the index at which suffix `first` begins in
-    the packed order."""
+    """Make the bucket of the suffixes from number `first` to `end - 1`, with the prefixes (prompts)
+    that they continue. Attention pads both to one length each. At least one suffix has tokens.
+    `offset` is the index at which suffix `first` begins in the packed order."""
     # A completion of one token has an empty suffix.
     nonempty_suffixes = [suffix for suffix in range(first, end) if layout.suffix_lengths[suffix]]
     suffix_lengths = [layout.suffix_lengths[suffix] for suffix in nonempty_suffixes]
@@ -444,8 +461,8 @@ def _suffix_bucket(layout: Layout, first: int, end: int, offset: int) -> SuffixB
 
 
 def _rows_of_prefixes(layout: Layout, numbers: Sequence[int]) -> torch.Tensor:
-    """List the packed token indices of the prefixes with these numbers, one prefix after the other,
-    int64."""
+    """List the indices of all packed tokens of the prefixes with these numbers, one prefix after
+    the other: [tokens] int64."""
     starts = start_offsets(layout.prefix_lengths, offset=0)
     rows = []
     for number in numbers:
@@ -490,9 +507,9 @@ def _group_into_buckets(lengths: Sequence[int], offset: int) -> list[Bucket]:
 
 
 def _end_of_bucket(lengths: Sequence[int], first: int) -> int:
-    """Find the end of the bucket that begins with sequence `first`. That is the number of the next
-    sequence that would bring the bucket's padding above MAX_WASTED_PAIRS, or len(lengths) if none
-    would."""
+    """Find the end of the bucket that begins with the sequence number `first`. That is the number
+    of the next sequence that would bring the bucket's padding, in pairs of tokens that attention
+    computes for nothing, above MAX_WASTED_PAIRS; len(lengths) if none would. `lengths` rise."""
     end = first
     unpadded_pairs = 0  # pairs of tokens in the bucket, if nothing were padded
     while end < len(lengths):
@@ -506,8 +523,8 @@ def _end_of_bucket(lengths: Sequence[int], first: int) -> int:
 
 
 def _padded_bucket(lengths: Sequence[int], start: int) -> Bucket:
-    """Make the bucket of consecutive sequences of these lengths. The first begins at index `start`
-    of the packed order."""
+    """Make the bucket of consecutive sequences of these lengths, which attention pads to the
+    longest of them. The first begins at index `start` of the packed order."""
     longest = max(lengths)
     return Bucket(
         start=start,

@@ -12,8 +12,7 @@ from typing import Any
 
 from engine.worker.core import pulse
 from engine.worker.core.trajectory import Completion
-from engine.worker.network.sampler import Done as OnCompletion
-from engine.worker.network.sampler import Sampler, SamplingParams
+from engine.worker.network.sampler import OnCompletion, Sampler, SamplingParams
 from engine.worker.ranks import collective
 from engine.worker.ranks.leader import Ranks
 from engine.worker.ranks.messages import Ended, Generate, Load, ReleaseMemory

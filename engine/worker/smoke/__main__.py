@@ -33,8 +33,8 @@ _SECONDS = ("sample_s", "reward_s", "teacher_s", "train_s")
 
 
 def main(folder: Path) -> int:
-    """Do the steps of the run in `folder`, and write their result, or why they failed, into it.
-    Returns the exit status, DONE or FAILED."""
+    """Do the steps of the run in `folder`, and write their result, or why they failed, to files in
+    it. Returns the exit status, DONE or FAILED."""
     quiet_libraries()
     job: Job[Any] = Job(folder)
     job.listen()  # from now on a signal, or the end of the parent process, ends this process
@@ -50,10 +50,11 @@ def main(folder: Path) -> int:
 
 
 def smoke_result(job: Job[Any], peak_memory: float) -> SmokeResult:
-    """Read the adapter back from the run's last checkpoint, and return the result of the steps
-    done.
+    """Read the adapter back from the run's last checkpoint, compute the loss with it (SFT), and
+    return the result of the steps done.
 
     Args:
+        job: the run, whose steps are done.
         peak_memory: the most bytes that the steps held on the device.
 
     Raises WorkerFailure if there is no checkpoint, or if the adapter cannot be read or gives no
@@ -83,8 +84,8 @@ def smoke_result(job: Job[Any], peak_memory: float) -> SmokeResult:
 
 
 def step_of(line: MetricsLine) -> SmokeStep:
-    """Return one optimizer step from its line of metrics. Its seconds are the sum of the `_SECONDS`
-    metrics."""
+    """Summarise one optimizer step from its line of metrics. Its seconds are the sum of those of
+    sampling, scoring, the teacher and training; a metric that the line lacks counts as 0."""
     return SmokeStep(
         step=line.step,
         loss=line.value("loss"),
@@ -95,8 +96,9 @@ def step_of(line: MetricsLine) -> SmokeStep:
 
 
 def _loss_of_rows(job: Job[Any], components: Components, policy: Policy) -> float | None:
-    """Compute the mean loss per supervised token of all rows that SFT was trained on. Returns None
-    for other algorithms, whose loss is defined on answers or pairs, not on rows."""
+    """Compute the mean loss of `policy` per supervised token, in nats, over all rows that SFT was
+    trained on. Returns None for other algorithms, whose loss is defined on answers or pairs, not on
+    rows."""
     if not isinstance(job.config, SFTConfig):
         return None
     stored_rows = training_rows(job, components).rows  # may have no iterator, hence the indices
@@ -105,7 +107,7 @@ def _loss_of_rows(job: Job[Any], components: Components, policy: Policy) -> floa
     loss = 0.0
     with torch.no_grad():
         for row in rows:  # one by one, which needs the least memory
-            logprobs = policy.logprobs(policy.collate([row]))[0]
+            logprobs, _ = policy.logprobs(policy.collate([row]))
             loss += cross_entropy(logprobs, supervised_tokens).sum().item()
     return loss
 

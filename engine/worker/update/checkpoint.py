@@ -52,10 +52,11 @@ def save(
     base_ref: str,
     base_weights: dict[str, str] | None = None,
 ) -> Path:
-    """Write the checkpoint `checkpoints/step_NNNNNN` and return its folder. If there is a complete
-    checkpoint of the same step, nothing is written.
+    """Write the checkpoint `checkpoints/step_NNNNNN` of the run and return its folder. If there is
+    a complete checkpoint of the same step, nothing is written.
 
     Args:
+        policy, optimizer: whose adapter and state are saved.
         progress: the step and the loop's state.
         base_ref: the base model's name.
         base_weights: SHA-256 of the base's weight files, by file name. They are recorded, so that
@@ -96,6 +97,8 @@ def _write_files(
     """Write every file of a checkpoint into `folder` and sync it to disk: adapter, optimizer and
     trainer state, then the manifest with the size and SHA-256 of each. The manifest comes last
     because it makes the checkpoint count as complete.
+
+    `base_ref` is the base model's name, `base_weights` the SHA-256 of its weight files by name.
     """
     save_adapter(policy.adapter, folder, base_ref)
     save_file(_optimizer_tensors(policy, optimizer), folder / OPTIMIZER)
@@ -117,9 +120,9 @@ def _write_files(
 
 
 def sweep(run: RunDir) -> None:
-    """Delete temporary files, and checkpoints without a manifest. An earlier attempt leaves them if
-    it dies while it saves or deletes a checkpoint. This is safe, because no other process writes
-    into the folder now."""
+    """Delete temporary files of a run, and its checkpoints without a manifest. An earlier attempt
+    leaves them if it dies while it saves or deletes a checkpoint. This is safe, because no other
+    process writes into the folder now."""
     # These patterns match the temporary names that `save` and `mark_best` use.
     leftovers = [*run.checkpoints.glob(".step_*"), *run.checkpoints.glob(".best.*")]
     for folder in run.checkpoints.glob("step_*"):
@@ -148,7 +151,7 @@ def restore(folder: Path, policy: Policy, optimizer: AdamW) -> Progress:
 
 
 def verify(folder: Path) -> None:
-    """Compare every file of a checkpoint with its manifest.
+    """Compare every file of the checkpoint in `folder` with its manifest.
 
     Raises:
         WorkerFailure: kind infra, naming the first file that is missing or differs.
@@ -174,8 +177,9 @@ def mark_damaged(folder: Path) -> Path:
 
 
 def _damage(folder: Path) -> str:
-    """Describe what is wrong with a checkpoint: its manifest cannot be read, or the first damaged
-    file, such as "optimizer.safetensors is missing". Returns "" if all files match."""
+    """Describe what is wrong with the checkpoint in `folder`: its manifest cannot be read, or the
+    first damaged file, such as "optimizer.safetensors is missing". Returns "" if all files
+    match."""
     try:
         files = read_json(folder / MANIFEST)["files"]
         hashes = {name: facts["sha256"] for name, facts in files.items()}
@@ -235,7 +239,8 @@ def prune(run: RunDir, keep: int, protected: set[int]) -> None:
 
 
 def _is_pinned(run: RunDir, step: int) -> bool:
-    """Whether the user keeps the checkpoint of `step`. True if the list of pins cannot be read."""
+    """Whether the user has pinned the checkpoint of `step`, so that it is never deleted. True if
+    the list of pins cannot be read, so that nothing is deleted by mistake."""
     try:
         return step in pinned_steps(run)
     except (OSError, ValueError):
@@ -250,8 +255,8 @@ def digest(file: Path) -> str:
 
 def _optimizer_tensors(policy: Policy, optimizer: AdamW) -> dict[str, torch.Tensor]:
     """Flatten the optimizer's state to one dict of CPU tensors, for a safetensors file. A key is
-    the parameter's index and the name of the state, such as "0.exp_avg". A parameter that was never
-    updated has no state and is left out."""
+    the index of the policy's parameter and the name of the state, such as "0.exp_avg". A parameter
+    that was never updated has no state and is left out."""
     tensors = {}
     for index, parameter in enumerate(policy.parameters()):
         for name, value in optimizer.state.get(parameter, {}).items():
@@ -278,13 +283,14 @@ def _load_optimizer(policy: Policy, optimizer: AdamW, tensors: dict[str, torch.T
 
 
 def _described_files(folder: Path) -> list[Path]:
-    """List the files that a manifest describes: all in the folder but the manifest, sorted by
-    name."""
+    """List the files of a checkpoint that its manifest describes: all in the folder but the
+    manifest itself, sorted by name."""
     return sorted(path for path in folder.iterdir() if path.name != MANIFEST)
 
 
 def _sync_file(path: Path) -> None:
-    """Write the file's contents through to the disk, so that they survive a power failure."""
+    """Write the file's contents from the system's cache through to the disk, so that they survive a
+    power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

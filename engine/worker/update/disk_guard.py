@@ -51,8 +51,8 @@ def make_room(
 
 
 def checkpoint_bytes(run: RunDir, parameters: int) -> int:
-    """Estimate the bytes that the next checkpoint will take: the size of the newest checkpoint. If
-    there is none yet, `parameters` times the bytes per parameter."""
+    """Estimate the bytes that the next checkpoint of the run will take: as many as the newest one.
+    If there is none yet, `parameters` (of the adapter) times the bytes per parameter."""
     newest = run.latest_checkpoint()
     if newest is None:
         return _BYTES_PER_PARAMETER * parameters
@@ -60,6 +60,6 @@ def checkpoint_bytes(run: RunDir, parameters: int) -> int:
 
 
 def free_bytes(run: RunDir) -> int:
-    """How many bytes this user may still write on the disk of the run."""
+    """Return how many bytes this user may still write on the disk of the run's folder."""
     disk = os.statvfs(run.path)
-    return disk.f_bavail * disk.f_frsize
+    return disk.f_bavail * disk.f_frsize  # blocks that a normal user may use, times their size

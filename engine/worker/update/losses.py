@@ -38,8 +38,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Normaliser:
-    """Sizes of the whole batch: its trajectories, their trained tokens, the limit of tokens of
-    one."""
+    """Sizes of the whole batch: trajectories, their trained tokens, and the most tokens of one."""
 
     trajectories: int
     tokens: int
@@ -55,48 +54,49 @@ class Clip:
 
 
 def clipped_loss(ratio: torch.Tensor, advantage: torch.Tensor, clip: Clip) -> torch.Tensor:
-    """-min(ratio A, clip(ratio) A) per token, with A the advantage: the surrogate loss of PPO
-    (arXiv 1707.06347)."""
+    """Return -min(ratio A, clip(ratio) A) per token, with A the advantage: PPO's surrogate loss
+    (arXiv 1707.06347). `ratio` is the token's probability under the policy over that before."""
     bounded = ratio.clamp(1 - clip.low, 1 + clip.high)
     return -torch.minimum(ratio * advantage, bounded * advantage)
 
 
 def grpo(tokens: Tokens, normaliser: Normaliser, clip: Clip) -> torch.Tensor:
-    """Loss as the mean over trajectories of the mean over their tokens (arXiv 2402.03300)."""
+    """Return each token's summand of the mean, over the batch's trajectories, of the mean clipped
+    loss of a trajectory's tokens (arXiv 2402.03300)."""
     ratio = torch.exp(tokens.policy - tokens.old)
-    term = clipped_loss(ratio, tokens.advantage, clip) * tokens.correction
-    return term / (tokens.lengths[tokens.row] * normaliser.trajectories)
+    term = clipped_loss(ratio, tokens.advantage, clip) * tokens.correction  # importance weight
+    return term / (tokens.lengths[tokens.row] * normaliser.trajectories)  # its trajectory's length
 
 
 def dr_grpo(tokens: Tokens, normaliser: Normaliser, clip: Clip) -> torch.Tensor:
-    """Loss as the sum over all tokens, divided by a constant, so that length is not rewarded (arXiv
-    2503.20783)."""
+    """Return each token's summand of the sum of all clipped losses, divided by a constant, so that
+    length is not rewarded (arXiv 2503.20783)."""
     ratio = torch.exp(tokens.policy - tokens.old)
-    term = clipped_loss(ratio, tokens.advantage, clip) * tokens.correction
+    term = clipped_loss(ratio, tokens.advantage, clip) * tokens.correction  # importance weight
     return term / (normaliser.trajectories * normaliser.max_tokens)
 
 
 def dapo(tokens: Tokens, normaliser: Normaliser, clip: Clip) -> torch.Tensor:
-    """Loss as the mean over all tokens of the batch (arXiv 2503.14476)."""
+    """Return each token's summand of the mean clipped loss of all tokens (arXiv 2503.14476)."""
     ratio = torch.exp(tokens.policy - tokens.old)
-    term = clipped_loss(ratio, tokens.advantage, clip) * tokens.correction
+    term = clipped_loss(ratio, tokens.advantage, clip) * tokens.correction  # importance weight
     return term / normaliser.tokens
 
 
 def gspo(tokens: Tokens, normaliser: Normaliser, clip: Clip) -> torch.Tensor:
-    """Loss with one ratio for all tokens of a trajectory, exp(mean log ratio), as the mean over
-    trajectories (arXiv 2507.18071). A trajectory's term is divided evenly among its tokens: only
-    the sum over the tokens matters."""
+    """Return each token's summand of the mean clipped loss of the batch's trajectories, each with
+    one ratio, exp(mean log ratio of its tokens) (arXiv 2507.18071). Only the sum over a
+    trajectory's tokens matters, so its term is divided evenly among them."""
     log_ratio = tokens.policy - tokens.old
     sums = torch.zeros_like(tokens.lengths).index_add(0, tokens.row, log_ratio)  # per trajectory
     ratio = torch.exp(sums / tokens.lengths)[tokens.row]
-    term = clipped_loss(ratio, tokens.advantage, clip) * tokens.correction
-    return term / (tokens.lengths[tokens.row] * normaliser.trajectories)
+    term = clipped_loss(ratio, tokens.advantage, clip) * tokens.correction  # importance weight
+    return term / (tokens.lengths[tokens.row] * normaliser.trajectories)  # its trajectory's length
 
 
 def cispo(tokens: Tokens, normaliser: Normaliser, clip: Clip) -> torch.Tensor:
-    """Loss -weight A log p with weight = min(ratio, 1 + high) without gradient, as the mean over
-    all tokens: the weight is limited, and every token has a gradient (arXiv 2506.13585)."""
+    """Return each token's summand of the mean of -weight A log p over the batch's tokens, with
+    weight = min(ratio, 1 + high) without gradient: each token has a gradient (arXiv 2506.13585)."""
     weight = torch.exp(tokens.policy - tokens.old).detach().clamp(max=1 + clip.high)
     return -weight * tokens.advantage * tokens.policy * tokens.correction / normaliser.tokens
 
@@ -111,8 +111,8 @@ LOSSES: dict[str, Callable[[Tokens, Normaliser, Clip], torch.Tensor]] = {
 
 
 def token_weights(kind: str, tokens: Tokens, normaliser: Normaliser) -> torch.Tensor:
-    """Return the weight of each token in the loss called `kind`, [tokens] float32. A term added to
-    that loss, such as the KL term, uses the same weights."""
+    """Return the weight of each token in the loss named `kind` (a key of LOSSES), [tokens] float32.
+    A term that is added to that loss, such as the KL term, uses the same weights."""
     if kind in ("grpo", "gspo"):  # the mean over trajectories of each one's mean over its tokens
         return 1 / (tokens.lengths[tokens.row] * normaliser.trajectories)
     if kind == "dr_grpo":  # as if every trajectory had max_tokens tokens
@@ -123,7 +123,7 @@ def token_weights(kind: str, tokens: Tokens, normaliser: Normaliser) -> torch.Te
 def kl_k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """Return exp(d) - d - 1 with d = reference - policy, per token: an unbiased estimate of
     KL(policy | reference) on samples of the policy, never negative
-    (joschu.net/blog/kl-approx.html)."""
+    (joschu.net/blog/kl-approx.html). Both arguments are log-probabilities."""
     d = reference - policy
     return torch.exp(d) - d - 1
 
@@ -151,11 +151,11 @@ def clipped_tokens(kind: str, tokens: Tokens, clip: Clip) -> torch.Tensor:
 
 def truncated_importance(old: torch.Tensor, sampled: torch.Tensor, cap: float) -> torch.Tensor:
     """Return min(exp(old - sampled), cap) per token, without gradient: the weight that corrects for
-    a sampler whose log-probabilities differ from the trainer's (truncated importance sampling,
-    Ionides 2008)."""
+    a sampler whose log-probabilities `sampled` differ from the trainer's `old` (truncated
+    importance sampling, Ionides 2008)."""
     return torch.exp(old - sampled).clamp(max=cap).detach()
 
 
 def cross_entropy(policy: torch.Tensor, tokens_in_batch: int) -> torch.Tensor:
-    """Return SFT's loss: -log p of each token, divided by the trained tokens of the whole batch."""
+    """Return each token's summand of SFT's loss: -log p (`policy`), over the batch's tokens."""
     return -policy / tokens_in_batch

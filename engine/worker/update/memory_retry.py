@@ -28,7 +28,8 @@ class BatchPass(Protocol[Sums]):
     """A pass forward and backward over the batch of one step."""
 
     def run(self, token_limit: int) -> Sums:
-        """Compute the gradients of the whole batch, at most `token_limit` tokens at a time."""
+        """Add the gradients of the whole batch to the parameters' gradients, at most `token_limit`
+        tokens at a time. Returns sums of the pass, such as its loss."""
         ...
 
     def is_finest(self, token_limit: int) -> bool:
@@ -38,8 +39,10 @@ class BatchPass(Protocol[Sums]):
 
 
 def tokens_at_once(budget: int, state: LoopState) -> int:
-    """The most tokens of a microbatch: `budget`, halved as often as `state` counts."""
-    return max(1, budget >> int(state.get(HALVINGS_KEY, 0)))  # a shift by n halves n times
+    """Return the most tokens of a microbatch: `budget`, halved as often as the loop's state counts
+    halvings, but at least 1."""
+    halvings = int(state.get(HALVINGS_KEY, 0))
+    return max(1, budget >> halvings)  # a shift by n halves n times
 
 
 @dataclass(frozen=True)
@@ -117,15 +120,16 @@ class MemoryRetry:
 
 
 def _random_state() -> list[torch.Tensor]:
-    """Return the states of torch's random generators: the CPU's first, then one for each GPU in
-    use."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *cuda]
+    """Return the states of torch's random generators: the CPU's first, then one for each GPU. If
+    this process uses no GPU, there is only the first."""
+    gpu_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *gpu_states]
 
 
 def _restore_random_state(random_state: list[torch.Tensor]) -> None:
     """Restore torch's generators to a state that `_random_state` returned, so that a repeated pass
     draws the same dropout."""
-    torch.set_rng_state(random_state[0])
-    if len(random_state) > 1:  # the GPUs' states follow the CPU's
-        torch.cuda.set_rng_state_all(random_state[1:])
+    cpu_state, *gpu_states = random_state
+    torch.set_rng_state(cpu_state)
+    if gpu_states:
+        torch.cuda.set_rng_state_all(gpu_states)

@@ -55,7 +55,8 @@ class Meter:
         self._counted_operations = 0.0
 
     def count_microbatch(self, rows: Sequence[Row]) -> None:
-        """Count the operations of one pass forward and backward over a microbatch of these rows."""
+        """Count the operations of one pass forward and backward over a microbatch of these rows,
+        for the next call of `step`."""
         tokens, attention_pairs, scored_tokens = sizes(rows, shared=self.shares_prompts)
         self._counted_operations += flops.update_operations(
             self.model_facts,
@@ -66,8 +67,8 @@ class Meter:
         )
 
     def count_batch(self, rows: Sequence[Row]) -> None:
-        """Count this rank's share of the operations of a whole batch, which all ranks divide
-        evenly."""
+        """Count this rank's share of the operations of one pass over a whole batch of these rows,
+        which all ranks (processes of the run) divide evenly."""
         before = self._counted_operations
         self.count_microbatch(rows)
         # The call has added the whole batch's operations; only this rank's share of them counts.
@@ -86,8 +87,13 @@ class Meter:
         # The machine may have been busy when its rate was measured. A faster step shows that the
         # machine can do more.
         self.matrix_flops = max(self.matrix_flops, flops_per_s)
-        measured = {"mfu": flops_per_s / self.matrix_flops, "peak_memory": peak_memory(self.device)}
-        return measured | (self.telemetry.step() if self.telemetry else {})
+        metrics: dict[str, float] = {
+            "mfu": flops_per_s / self.matrix_flops,
+            "peak_memory": peak_memory(self.device),
+        }
+        if self.telemetry is not None:  # it is on a GPU alone
+            metrics |= self.telemetry.step()
+        return metrics
 
 
 def sizes(rows: Sequence[Row], *, shared: bool) -> tuple[int, int, int]:
@@ -120,7 +126,8 @@ def _causal_pairs(length: int) -> int:
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Measure the operations per second of a large matrix product in `dtype` on the device."""
+    """Measure how fast the device computes a large matrix product in `dtype`. Returns floating
+    point operations per second."""
     size = SIZE[device.type]
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(size, size, generator=generator).to(device, dtype) for _ in range(2))
@@ -142,21 +149,23 @@ def _fastest_product_s(left: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def _synchronize(device: torch.device) -> None:
-    """Wait until a GPU has finished its work; do nothing on a CPU."""
+    """Wait until a GPU has finished all work that was queued. A CPU has none queued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes held at once since this process started. On a GPU that is what torch had
-    reserved there, plus the context of this process; on a CPU the memory of this process."""
+    """Return the most bytes that this process has held at once since it started. On a GPU that is
+    what torch had reserved there, plus the context of this process; on a CPU its resident
+    memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device) + CONTEXT_BYTES
     status = Path("/proc/self/status")  # on Linux
     if status.exists():  # preferred, because getrusage also counts the parent's before the fork
         for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return 1024 * int(line.split()[1])
+            if line.startswith("VmHWM:"):  # the peak of resident memory, such as "VmHWM: 512 kB"
+                _, kib, _ = line.split()
+                return 1024 * int(kib)
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # macOS counts bytes, others KiB.
     return resident if sys.platform == "darwin" else 1024 * resident
@@ -191,9 +200,10 @@ def totals(run: RunDir) -> Result:
 
 
 def _training_steps(run: RunDir) -> list[JsonObject]:
-    """Read the metrics of the run's training steps. Lines without `train_s` are left out, because
-    they come from evaluations outside a step, such as the one at step 0."""
-    lines, _ = read_lines(run.metrics, max_bytes=run.metrics.stat().st_size)
+    """Read the metrics of the run's training steps, one object for each line of its file. Lines
+    without `train_s` are left out, because they come from evaluations outside a step, such as the
+    one at step 0."""
+    lines, _ = read_lines(run.metrics, max_bytes=run.metrics.stat().st_size)  # all of the file
     return [line for line in lines if line.get("train_s") is not None]
 
 
@@ -201,11 +211,10 @@ def _phase_seconds(steps: Sequence[JsonObject]) -> dict[str, float]:
     """Sum the seconds of all steps by phase: `sample_s`, `reward_s` and `train_s`. A phase that
     some step lacks is left out, such as `sample_s` in SFT. A teacher's seconds are added to
     `train_s`, as in estimates."""
-    seconds: dict[str, float] = {
-        name: round(sum(step[name] for step in steps), 3)
-        for name in ("sample_s", "reward_s", "train_s")
-        if all(name in step for step in steps)
-    }
+    seconds: dict[str, float] = {}
+    for name in ("sample_s", "reward_s", "train_s"):
+        if all(name in step for step in steps):
+            seconds[name] = round(sum(step[name] for step in steps), 3)
     if "train_s" in seconds:
         teacher_seconds = sum(step.get("teacher_s", 0.0) for step in steps)
         seconds["train_s"] = round(seconds["train_s"] + teacher_seconds, 3)

@@ -41,8 +41,8 @@ class AdamW:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update every parameter that has a gradient, and the moments of its gradients. Other
-        parameters and their state do not change."""
+        """Do one optimizer step: update every parameter that has a gradient, and the moments of its
+        gradients. Other parameters and their state do not change."""
         with_gradient = [
             (parameter, parameter.grad)
             for parameter in self.parameters
@@ -74,8 +74,8 @@ class AdamW:
         torch.autograd.graph.increment_version(parameters)
 
     def state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the parameter's step count and moments. They are made at its first step, all
-        zero."""
+        """Return the parameter's step count (`step`) and the moments of its gradients (`exp_avg`,
+        `exp_avg_sq`). They are made at the first call, all zero."""
         if parameter not in self.state:
             self.state[parameter] = {
                 "step": torch.zeros((), dtype=torch.float32, device=parameter.device),

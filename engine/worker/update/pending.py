@@ -18,7 +18,7 @@ Sums = TypeVar("Sums")
 
 
 def _loss_of(sums: Any) -> float:
-    """The attribute `loss` of a result, for results that have one."""
+    """Return the attribute `loss` of a pass's result. Results without one need another function."""
     return float(sums.loss)
 
 
@@ -37,7 +37,8 @@ class Pending(Generic[Sums]):
     loss_of: Callable[[Sums], float] = _loss_of
 
     def read(self) -> Sums:
-        """Wait for the device and return the result."""
+        """Copy the numbers from the device, which waits until it has computed them, and return the
+        result made of them."""
         return self.from_numbers(self.numbers.tolist())
 
 
@@ -52,7 +53,7 @@ class Reading(Generic[Sums]):
     sums: Sums
 
     def __init__(self, pending: Pending[Sums], step: int) -> None:
-        """Remember the pending result; nothing is read yet. `step` is the number of the optimizer
+        """Store the pending result; nothing is read yet. `step` is the number of the optimizer
         step, for an error message."""
         self.pending = pending
         self.step = step

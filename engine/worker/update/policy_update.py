@@ -1,8 +1,7 @@
 """The trajectories of a step as microbatches, and one pass of the policy loss over them.
 
-With `updates_per_batch` above 1 there are several passes over the batch. The policy of the first
-pass is the one that sampled (or one update ahead). So that pass's log-probabilities serve as the
-`old` ones in all passes, and no extra forward pass is needed for them.
+With `updates_per_batch` above 1 there are several passes over the batch. The first pass's policy is
+the one that sampled (or one update ahead), so its log-probabilities are the `old` ones of all.
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from engine.records.settings import GRPOSettings
 from engine.worker.core.batch import Row, rows_of
 from engine.worker.core.trajectory import Trajectory
 from engine.worker.core.transfer import floats_on
-from engine.worker.network.network import Micro
+from engine.worker.network.network import PackedOrPadded
 from engine.worker.network.policy import Policy
 from engine.worker.update import losses
 from engine.worker.update.pending import Pending
@@ -42,7 +41,7 @@ class Microbatch:
     members: list[int]
     budget: int
     rows: list[Row]
-    batch: Micro
+    batch: PackedOrPadded
     advantage: torch.Tensor
     sampled: torch.Tensor
     lengths: torch.Tensor
@@ -116,7 +115,7 @@ class PolicyPass:
         return Pending(numbers, sums_from_numbers, loss_of=_total_loss)
 
     def is_finest(self, token_limit: int) -> bool:
-        """Whether `token_limit` already puts every trajectory into a microbatch of its own."""
+        """Whether `token_limit` already gives every trajectory a microbatch of its own."""
         microbatches = self.policy.split(rows_of(self.trajectories), token_limit)
         return len(microbatches) == len(self.trajectories)
 
@@ -165,7 +164,7 @@ class PolicyPass:
         tokens, entropy, missing = self._forward(microbatch)
         loss, kl = self._loss(tokens, microbatch.reference)
         loss.backward()
-        # The gap to the sampler; the same in every pass, so it is counted once.
+        # How far the sampler's log-probabilities are from the trainer's.
         gap = (tokens.old - microbatch.sampled).abs()
         clipped = losses.clipped_tokens(self.settings.loss, tokens, self.clip)
         sums = [loss.detach(), entropy.sum(), kl, clipped, missing, gap.sum(), gap.max()]
@@ -227,14 +226,15 @@ def _pass_sums(
     numbers: Sequence[float], *, tokens: Sequence[int], is_first_pass: bool
 ) -> list[PassSums]:
     """Turn the numbers of all microbatches, seven each as `PolicyPass._backward` returns them, into
-    a `PassSums` for each. `tokens` are their numbers of trained tokens."""
+    a `PassSums` for each. `tokens` holds for each its number of trained tokens. The gap to the
+    sampler is the same in every pass, so only the first pass counts it."""
     all_sums = []
     starts = range(0, len(numbers), _NUMBERS_PER_MICROBATCH)
     for start, count in zip(starts, tokens, strict=True):
         loss, entropy, kl, clipped, missing, *gap = numbers[start : start + _NUMBERS_PER_MICROBATCH]
         gap_sum, gap_max = gap if is_first_pass else (0.0, 0.0)
-        counted = (count, entropy, kl, clipped, gap_sum, gap_max, int(missing))
-        all_sums.append(PassSums(loss, *counted, is_first_pass))
+        counts = (clipped, gap_sum, gap_max, int(missing))
+        all_sums.append(PassSums(loss, count, entropy, kl, *counts, is_first_pass=is_first_pass))
     return all_sums
 
 

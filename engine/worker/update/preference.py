@@ -14,10 +14,12 @@ import torch
 
 from engine.worker.core.batch import Row
 from engine.worker.core.transfer import floats_on
-from engine.worker.network.network import Micro
+from engine.worker.network.network import PackedOrPadded
 from engine.worker.network.policy import Policy
 from engine.worker.rollouts.renderer import Rendered
 from engine.worker.update.pending import Pending
+
+_NUMBERS_PER_MICROBATCH = 4  # what `PreferencePass._backward` returns
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,13 @@ class Pair:
 
 
 def make_pair(task_id: str, chosen: Rendered, rejected: Rendered, limit: int) -> Pair | None:
-    """Cut both conversations at `limit` tokens and make them a pair. Returns None if one of them
-    has no trained token after the beginning that both share, because then there is nothing to
-    compare."""
+    """Cut both conversations (a task with its better and its worse answer) at `limit` tokens and
+    make them a pair. Returns None if one of them has no trained token after the beginning that both
+    share, because then there is nothing to compare."""
     shared = 0  # tokens that both begin with
-    for better, worse in zip(chosen.ids[:limit], rejected.ids[:limit], strict=False):
-        if better != worse:
+    # Not strict: one conversation may be longer.
+    for better_id, worse_id in zip(chosen.ids[:limit], rejected.ids[:limit], strict=False):
+        if better_id != worse_id:
             break
         shared += 1
     rows = []
@@ -64,10 +67,12 @@ def dpo_loss(
     chosen: torch.Tensor, rejected: torch.Tensor, beta: float, pairs_in_batch: int
 ) -> torch.Tensor:
     """Return -log sigmoid(beta (chosen - rejected)) of each pair, divided by the number of pairs in
-    the whole batch (arXiv 2305.18290, equation 7).
+    the whole batch: [pairs] float32 (arXiv 2305.18290, equation 7).
 
-    `chosen` and `rejected`, [pairs] float32, are the gains of the better and of the worse answers:
-    log policy(answer) - log reference(answer).
+    Args:
+        chosen, rejected: [pairs] float32, the gains of the better and of the worse answers, log
+            policy(answer) - log reference(answer).
+        beta: how strongly a difference of gains counts.
     """
     return -torch.nn.functional.logsigmoid(beta * (chosen - rejected)) / pairs_in_batch
 
@@ -80,6 +85,7 @@ def gains(
     reference does.
 
     Args:
+        pairs: a better and a worse answer each; all go through the model together.
         training: whether the result carries gradients and dropout acts.
 
     Returns (the gains of the better answers, those of the worse answers, the mean log-probability
@@ -90,13 +96,14 @@ def gains(
     reference = policy.reference_logprobs(batch)
     logprobs = _logprobs(policy, batch, training=training)
     row_gains = _sums_by_row(logprobs - reference, batch, len(rows))
-    better_logprobs = _sums_by_row(logprobs, batch, len(rows))[0::2]  # the even rows
+    better_gains, worse_gains = row_gains[0::2], row_gains[1::2]  # the even rows, the odd ones
+    better_logprobs = _sums_by_row(logprobs, batch, len(rows))[0::2]
     better_lengths = [sum(pair.chosen.loss_mask) for pair in pairs]
     mean_logprobs = better_logprobs / floats_on(better_lengths, policy.device)
-    return row_gains[0::2], row_gains[1::2], mean_logprobs
+    return better_gains, worse_gains, mean_logprobs
 
 
-def _logprobs(policy: Policy, batch: Micro, *, training: bool) -> torch.Tensor:
+def _logprobs(policy: Policy, batch: PackedOrPadded, *, training: bool) -> torch.Tensor:
     """Compute the policy's log-probabilities of the trained tokens, [tokens] float32. They have
     gradients and dropout only if `training` is set."""
     if training:
@@ -106,15 +113,16 @@ def _logprobs(policy: Policy, batch: Micro, *, training: bool) -> torch.Tensor:
     return logprobs
 
 
-def _sums_by_row(values: torch.Tensor, batch: Micro, rows: int) -> torch.Tensor:
-    """Sum `values`, one for each trained token ([tokens] float32), over each row of the batch.
-    Returns [rows] float32."""
+def _sums_by_row(values: torch.Tensor, batch: PackedOrPadded, rows: int) -> torch.Tensor:
+    """Sum `values`, one for each trained token of the batch ([tokens] float32), over the tokens of
+    each of its `rows` rows. Returns [rows] float32."""
     return torch.zeros(rows, device=values.device).index_add(0, batch.row, values)
 
 
 def split_pairs(policy: Policy, pairs: Sequence[Pair], budget: int) -> list[list[int]]:
-    """Divide `pairs` into microbatches of at most `budget` tokens; a larger pair gets one of its
-    own. Returns for each microbatch the indices of its pairs."""
+    """Divide `pairs` into microbatches of at most `budget` tokens, both answers of a pair in the
+    same one; a larger pair gets one of its own. Returns for each microbatch the indices of its
+    pairs."""
     # `policy.split` divides rows by their lengths. So each pair is passed as one row as long as
     # both answers. Our own forward runs their common beginning only once, so it counts once.
     shares_prompts = policy.base.network.forward == "own"
@@ -145,7 +153,7 @@ class PreferenceSums:
     microbatches: int = 0
 
     def __add__(self, other: "PreferenceSums") -> "PreferenceSums":
-        """Add up the sums of two groups of microbatches."""
+        """Add up the sums over two groups of pairs, number by number."""
         return PreferenceSums(
             loss=self.loss + other.loss,
             correct=self.correct + other.correct,
@@ -185,10 +193,10 @@ class PreferencePass:
         """Add the gradients of the step's loss (the mean over all its pairs) to the adapter's
         gradients, in microbatches of at most `token_limit` tokens. Returns the pending sums of the
         step."""
-        numbers = [
-            self._backward([self.pairs[index] for index in pair_indices])
-            for pair_indices in split_pairs(self.policy, self.pairs, token_limit)
-        ]
+        numbers = []
+        for pair_indices in split_pairs(self.policy, self.pairs, token_limit):
+            microbatch = [self.pairs[index] for index in pair_indices]
+            numbers.append(self._backward(microbatch))
         return Pending(torch.cat(numbers), _sum_of_microbatches)
 
     def _backward(self, microbatch: Sequence[Pair]) -> torch.Tensor:
@@ -211,10 +219,10 @@ class PreferencePass:
 
 
 def _sum_of_microbatches(numbers: Sequence[float]) -> PreferenceSums:
-    """Add up the sums of a step from `numbers`, which holds four numbers of each of its
-    microbatches."""
+    """Add up the sums of a step from `numbers`, which holds the four numbers that
+    `PreferencePass._backward` returns for each of its microbatches, one after the other."""
     total = PreferenceSums()
-    for start in range(0, len(numbers), 4):
-        loss, correct, chosen, rejected = numbers[start : start + 4]
+    for start in range(0, len(numbers), _NUMBERS_PER_MICROBATCH):
+        loss, correct, chosen, rejected = numbers[start : start + _NUMBERS_PER_MICROBATCH]
         total = total + PreferenceSums(loss, int(correct), chosen, rejected, microbatches=1)
     return total

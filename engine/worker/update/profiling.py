@@ -24,15 +24,15 @@ class Profiler:
     """Profiles the second and third step of an attempt."""
 
     def __init__(self, folder: Path, *, wanted: bool) -> None:
-        """Write the profiles to `folder`. If `wanted` is False, nothing is profiled."""
+        """Prepare to write profiles to `folder`. If `wanted` is False, nothing is profiled."""
         self.folder = folder
         self.wanted = wanted
         self._steps_begun = 0  # of this attempt
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Profile step `number` inside the context, if it is the second or third step of the
-        attempt, and write its files on exit. Any other step runs without a profile."""
+        """Profile step `number` of the run inside the context, if it is the second or third step of
+        this attempt, and write its files on exit. Any other step runs without a profile."""
         self._steps_begun += 1
         if not self.wanted or not FIRST <= self._steps_begun <= LAST:
             yield

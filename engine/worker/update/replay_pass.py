@@ -25,7 +25,8 @@ class PassWithReplay:
     """
 
     def __init__(self, policy_pass: PolicyPass, replayed_rows: Sequence[Row]) -> None:
-        """Prepare both passes. Without replayed rows there is only GRPO's pass."""
+        """Prepare both passes: `policy_pass` over the batch, and a supervised one over the
+        `replayed_rows`. Without such rows there is only GRPO's pass."""
         self.policy_pass = policy_pass
         self.first: BatchPass[Pending[list[PassSums]]] = policy_pass
         self.replay_loss: float | None = None
@@ -40,12 +41,13 @@ class PassWithReplay:
         if not self.replayed_rows:
             return grpo
         replayed = self._replay.run(token_limit)
-        first_count = len(grpo.numbers)
+        grpo_count = len(grpo.numbers)
 
         def read_both(numbers: list[float]) -> list[PassSums]:
-            """Read both passes' numbers: GRPO's come first, the replayed rows' after them."""
-            self.replay_loss = replayed.from_numbers(numbers[first_count:]).loss
-            return grpo.from_numbers(numbers[:first_count])
+            """Set `replay_loss` and return GRPO's sums, from the numbers of both passes: GRPO's
+            come first, the replayed rows' after them."""
+            self.replay_loss = replayed.from_numbers(numbers[grpo_count:]).loss
+            return grpo.from_numbers(numbers[:grpo_count])
 
         return Pending(torch.cat([grpo.numbers, replayed.numbers]), read_both, grpo.loss_of)
 

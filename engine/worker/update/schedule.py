@@ -12,7 +12,7 @@ from engine.worker.update.optimizer import AdamW
 
 
 def rate(step: int, total: int, settings: CommonSettings) -> float:
-    """Return the learning rate of optimizer step `step` (1 to `total`).
+    """Return the learning rate of optimizer step number `step` (1 to `total`).
 
     Over the first share `warmup_ratio` of the steps it rises linearly to `learning_rate`. Then it
     stays there, or falls, linearly or along half a cosine (arXiv 1608.03983), as `lr_schedule`
@@ -45,9 +45,9 @@ def apply_step(
     max_grad_norm: float,
     read: Callable[[torch.Tensor], float] = float,
 ) -> float:
-    """Clip the gradients, update the weights and clear the gradients. `max_grad_norm` is the
-    largest norm of all gradients together; 0 turns clipping off. Returns the norm before clipping,
-    which is copied from the device by calling `read`.
+    """Clip the adapter's gradients, do an optimizer step with this learning rate, and clear the
+    gradients. `max_grad_norm` is the largest norm of all gradients together; 0 turns clipping off.
+    Returns the norm before clipping, which is copied from the device by calling `read`.
 
     Raises:
         WorkerFailure: kind nonfinite, if a gradient is NaN or infinite; no weight is changed then.

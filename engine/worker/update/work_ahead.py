@@ -31,19 +31,19 @@ class Exam:
 def work_ahead(
     settings: CommonSettings, steps_done: int, total_steps: int, exam: Exam, *, resumed: bool
 ) -> dict[Phase, int]:
-    """Return how many units of each phase an attempt does from now on, in the form that
-    `pulse.plan` takes.
+    """Return how many units of each phase (steps, answers, questions, checkpoints) an attempt does
+    from now on, in the form that `pulse.plan` takes.
 
     Args:
         settings: those of the run.
         steps_done: how many of the `total_steps` steps earlier attempts have done.
-        exam: how many answers and questions an evaluation asks.
+        exam: how many answers and questions an evaluation asks; all 0 without held-out tasks.
         resumed: whether the attempt goes on from a checkpoint. Then nothing is asked before its
             first step.
     """
     # The numbers of the steps after which an evaluation, and a checkpoint, is due.
-    evaluations = _due_between(steps_done, total_steps, settings.eval_every)
-    saves = _due_between(steps_done, total_steps, settings.save_every)
+    evaluations = _due_steps(steps_done, total_steps, settings.eval_every)
+    saves = _due_steps(steps_done, total_steps, settings.save_every)
     steps = total_steps - steps_done
     has_exam = exam.choosing + exam.reported > 0
     if not has_exam:
@@ -65,9 +65,9 @@ def work_ahead(
 def earliest_end(
     settings: CommonSettings, steps_done: int, total_steps: int, evaluations_without_progress: int
 ) -> int | None:
-    """Return the earliest step at which `stop_early=heldout` may end the run: the step at which it
-    ends if no evaluation from now on brings progress. Returns None if the run does all its steps in
-    any case."""
+    """Return the earliest step at which the setting `stop_early=heldout` may end the run: the step
+    at which it ends if no evaluation from now on brings progress. Returns None if the run does all
+    its steps in any case. `evaluations_without_progress` counts the last ones in a row."""
     if settings.stop_early != "heldout":
         return None
     # So many evaluations in a row without progress end the run.
@@ -77,8 +77,10 @@ def earliest_end(
     return step if step < total_steps else None
 
 
-def _due_between(done: int, total: int, every: int) -> set[int]:
-    """List the steps after `done` at which something is due that is due every `every` steps and at
-    the last step, `total`."""
-    first = (done // every + 1) * every
-    return {*range(first, total + 1, every), total} if done < total else set()
+def _due_steps(steps_done: int, total_steps: int, every: int) -> set[int]:
+    """Return the numbers of the steps after step `steps_done` at which something is due that is due
+    every `every` steps, and at the last step, `total_steps`. The set is empty if all are done."""
+    if steps_done >= total_steps:
+        return set()
+    first = (steps_done // every + 1) * every
+    return {*range(first, total_steps + 1, every), total_steps}

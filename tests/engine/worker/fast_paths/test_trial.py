@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.worker.core import switched_off
-from engine.worker.fast_paths.trial import NotHere, Trial, difference_of, try_path
+from engine.worker.fast_paths.trial import PathUnavailable, Trial, difference_of, try_path
 
 CPU = torch.device("cpu")
 NAME = "shared_prompt"  # any path that is timed
@@ -65,7 +65,7 @@ def test_a_path_that_saves_memory_may_be_slower():
 
 def test_what_cannot_be_tried_is_neither_on_nor_off():
     def missing(device: torch.device) -> Trial:
-        raise NotHere("bitsandbytes is not installed")
+        raise PathUnavailable("bitsandbytes is not installed")
 
     result = try_path(NAME, missing, CPU)
     assert (result.state, result.reason) == ("skipped", "bitsandbytes is not installed")

@@ -24,7 +24,7 @@ from engine.worker.ops import causal
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 CPU = torch.device("cpu")
 PATH = "block_attention"
-attended = causal.attended
+attended = causal.causal_attention
 Attended = tuple[torch.Tensor, list[torch.Tensor]]
 
 
@@ -85,10 +85,10 @@ def test_a_run_ends_with_the_reference_numbers_whatever_is_planted_in_a_kernel(
 ):
     with switched_off.without(PATH):
         reference = trained(home, env_id)
-    monkeypatch.setattr(causal, "attended", wrong)
+    monkeypatch.setattr(causal, "causal_attention", wrong)
     assert curve(trained(home, env_id)) != curve(reference)  # what a fault does that nobody finds
     for fault, reason in FAULTS:
-        monkeypatch.setattr(causal, "attended", fault)
+        monkeypatch.setattr(causal, "causal_attention", fault)
         result = checked(home)
         assert result.state == "off" and reason in result.reason
         run = trained(home, env_id)

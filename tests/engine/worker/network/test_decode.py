@@ -92,7 +92,7 @@ def test_greedy_answers_are_those_of_transformers(family: str) -> None:
         ids = torch.tensor([prompt])
         out: Any = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=plan)  # pyright: ignore
         wanted.append([out[0, len(prompt) :].tolist()] * 3)
-    got = fast(Decoder.of(model)).generate(PROMPTS, 3, SamplingParams(24, 0.0))
+    got = fast(Decoder.from_transformers(model)).generate(PROMPTS, 3, SamplingParams(24, 0.0))
     assert ids_of(got) == wanted
 
 
@@ -104,7 +104,7 @@ def test_logprobs_are_of_the_distribution_sampled_from(
     model = tiny(family)
     plain = Plain(model)
     params = SamplingParams(12, temperature, top_p, seed=3)
-    groups = fast(Decoder.of(model), stop_ids=()).generate(PROMPTS, 4, params)
+    groups = fast(Decoder.from_transformers(model), stop_ids=()).generate(PROMPTS, 4, params)
     assert furthest(plain, groups, params) < 1e-4
 
 
@@ -112,7 +112,7 @@ def test_logprobs_are_of_the_distribution_sampled_from(
 def test_an_adapter_is_sampled_from_merged_or_not(merge: bool) -> None:
     model = tiny("qwen2")
     plain = Plain(model)
-    decoder = Decoder.of(model)
+    decoder = Decoder.from_transformers(model)
     for targets in ((), ("q_proj", "v_proj", "down_proj")):
         adapter = stir(decoder.new_adapter(spec(*targets), 0))
         adapter.applied = Weights(decoder.layers, adapter, merge=merge)
@@ -127,7 +127,7 @@ def test_an_adapter_is_sampled_from_merged_or_not(merge: bool) -> None:
 def test_a_changed_adapter_is_sampled_from_as_it_is_now() -> None:
     model = tiny("qwen3")
     plain = Plain(model)
-    decoder = Decoder.of(model)
+    decoder = Decoder.from_transformers(model)
     sampler = fast(decoder, stop_ids=())
     params = SamplingParams(12, 1.0, seed=5)
     base = ids_of(sampler.generate(PROMPTS, 4, params))
@@ -145,7 +145,7 @@ def test_a_changed_adapter_is_sampled_from_as_it_is_now() -> None:
 
 
 def test_a_completion_does_not_depend_on_what_else_is_under_way() -> None:
-    sampler = fast(Decoder.of(tiny("qwen3", initializer_range=0.15)))
+    sampler = fast(Decoder.from_transformers(tiny("qwen3", initializer_range=0.15)))
     params = SamplingParams(24, 1.0, seed=11)
     wanted = sampler.generate(PROMPTS, 8, params)
     assert {c.finished for group in wanted for c in group} == {True, False}
@@ -163,7 +163,7 @@ def test_a_completion_does_not_depend_on_what_else_is_under_way() -> None:
 
 def test_equal_prompts_are_read_once_and_answered_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
-    sampler = fast(Decoder.of(tiny("qwen3")))
+    sampler = fast(Decoder.from_transformers(tiny("qwen3")))
     forward = sampler._current_forward(64)
     reader = forward.read
     monkeypatch.setattr(forward, "read", lambda p: read.extend(p) or reader(p))
@@ -178,7 +178,9 @@ def test_tokens_come_as_often_as_their_probability_says(top_p: float) -> None:
     plain = Plain(model)
     draws = 6000
     params = SamplingParams(1, 1.3, top_p, seed=2)
-    (group,) = fast(Decoder.of(model), max_rows=2000).generate([PROMPTS[0]], draws, params)
+    (group,) = fast(Decoder.from_transformers(model), max_rows=2000).generate(
+        [PROMPTS[0]], draws, params
+    )
     p = torch.softmax(plain.logits(PROMPTS[0])[-1] / 1.3, -1)
     order = p.argsort(descending=True)
     before = p[order].cumsum(0) - p[order]
@@ -245,7 +247,7 @@ def test_uniform_numbers_differ_by_seed_prompt_member_and_position() -> None:
 def test_ids_beyond_the_vocabulary_are_never_sampled() -> None:
     model = tiny("qwen3")
     plain = Plain(model)
-    decoder = Decoder.of(model)
+    decoder = Decoder.from_transformers(model)
     vocab = 40
     hot = SamplingParams(12, 3.0, seed=1)
     groups = fast(decoder, vocab=vocab, stop_ids=()).generate(PROMPTS, 8, hot)
@@ -258,7 +260,7 @@ def test_ids_beyond_the_vocabulary_are_never_sampled() -> None:
 
 
 def test_a_stop_string_across_two_tokens_ends_a_completion() -> None:
-    sampler = fast(Decoder.of(tiny("qwen3")), stop_ids=())
+    sampler = fast(Decoder.from_transformers(tiny("qwen3")), stop_ids=())
     ((free,),) = sampler.generate(PROMPTS[:1], 1, SamplingParams(16, 1.0, seed=4))
     text = letters(free.ids)
     stop = text[9:11]  # the second letter of token 4 and the first of token 5
@@ -269,7 +271,7 @@ def test_a_stop_string_across_two_tokens_ends_a_completion() -> None:
 
 
 def test_every_completion_is_announced_once_when_it_ends() -> None:
-    sampler = fast(Decoder.of(tiny("qwen3", initializer_range=0.15)), max_rows=6)
+    sampler = fast(Decoder.from_transformers(tiny("qwen3", initializer_range=0.15)), max_rows=6)
     told: list[tuple[int, int, Completion]] = []
     groups = sampler.generate(
         PROMPTS, 4, SamplingParams(40, 1.0, seed=1), lambda p, m, c: told.append((p, m, c))
@@ -287,7 +289,7 @@ def test_every_completion_is_announced_once_when_it_ends() -> None:
 
 
 def test_a_long_completion_holds_up_no_waiting_prompt() -> None:
-    decoder = Decoder.of(tiny("qwen3", initializer_range=0.15))
+    decoder = Decoder.from_transformers(tiny("qwen3", initializer_range=0.15))
     sampler = fast(decoder, stop_ids=range(6), max_rows=4)
     prompts = [[*PROMPTS[0], k] for k in range(16)]  # of one length, so first come, first served
     told: list[int] = []
@@ -301,14 +303,14 @@ def test_a_long_completion_holds_up_no_waiting_prompt() -> None:
 
 
 def test_streamed_ids_are_the_generated_ones() -> None:
-    sampler = fast(Decoder.of(tiny("llama")))
+    sampler = fast(Decoder.from_transformers(tiny("llama")))
     params = SamplingParams(20, 1.0, seed=9)
     ((whole,),) = sampler.generate(PROMPTS[2:3], 1, params)
     assert list(sampler.stream(PROMPTS[2], params)) == whole.ids
 
 
 def test_nothing_asked_gives_nothing_and_one_token_is_possible() -> None:
-    sampler = fast(Decoder.of(tiny("llama")))
+    sampler = fast(Decoder.from_transformers(tiny("llama")))
     assert sampler.generate([], 4, SamplingParams(5)) == []
     groups = sampler.generate(PROMPTS, 2, SamplingParams(1, 0.0))
     assert all(len(c.ids) == 1 for group in groups for c in group)
@@ -332,7 +334,7 @@ def test_training_goes_on_after_sampling_with_the_same_tables() -> None:
 def test_bfloat16_weights_give_bfloat16s_logprobs() -> None:
     model = tiny("qwen3", initializer_range=0.1)
     plain = Plain(model)
-    decoder = Decoder.of(model.to(torch.bfloat16))
+    decoder = Decoder.from_transformers(model.to(torch.bfloat16))
     adapter = stir(decoder.new_adapter(spec(), 0), size=0.05)
     sampler = fast(decoder, stop_ids=())
     sampler.load(adapter)
@@ -349,11 +351,13 @@ def test_the_fallback_draws_the_same_completions() -> None:
     theirs = hub.generate(PROMPTS, 3, params, lambda p, m, c: told.append((p, m)))
     assert sorted(told) == [(p, m) for p in range(4) for m in range(3)]
     assert list(hub.stream(PROMPTS[0], params)) == theirs[0][0].ids
-    assert ids_of(fast(Decoder.of(model)).generate(PROMPTS, 3, params)) == ids_of(theirs)
+    assert ids_of(fast(Decoder.from_transformers(model)).generate(PROMPTS, 3, params)) == ids_of(
+        theirs
+    )
 
 
 def test_weights_laid_out_for_decoding_are_freed_at_once_when_the_sampler_rests() -> None:
-    sampler = fast(Decoder.of(tiny("qwen3")))
+    sampler = fast(Decoder.from_transformers(tiny("qwen3")))
     gc.disable()  # a cycle would keep them until the next collection
     try:
         first = sampler.generate(PROMPTS, 2, SamplingParams(max_tokens=4, temperature=1.0))

@@ -64,7 +64,7 @@ def test_logits_are_those_of_transformers(shape: str) -> None:
     assert unsupported(model.config) == ""
     with torch.no_grad():
         wanted = model(torch.tensor([IDS])).logits[0]
-    ours = Decoder.of(model)
+    ours = Decoder.from_transformers(model)
     assert distance(ours.logits(torch.tensor(IDS), ours.weights(None)), wanted) < 2e-6
 
 
@@ -86,7 +86,7 @@ def test_positions_beyond_the_first_table_are_right_too() -> None:
     model = tiny("qwen3", max_position_embeddings=16)
     with torch.no_grad():
         wanted = model(torch.tensor([IDS])).logits[0]
-    ours = Decoder.of(model)
+    ours = Decoder.from_transformers(model)
     assert ours.rope(4)[0].shape[0] == 16
     assert distance(ours.logits(torch.tensor(IDS), ours.weights(None)), wanted) < 2e-6
 
@@ -95,7 +95,7 @@ def test_bfloat16_stays_within_what_loading_allows() -> None:
     model = tiny("qwen3").bfloat16()
     with torch.no_grad():
         wanted = model(torch.tensor([IDS])).logits[0].float()
-    ours = Decoder.of(model)
+    ours = Decoder.from_transformers(model)
     assert ours.dtype == torch.bfloat16
     gap = distance(ours.logits(torch.tensor(IDS), ours.weights(None)), wanted)
     assert gap < decoder.TOLERANCE[torch.bfloat16]
@@ -104,7 +104,7 @@ def test_bfloat16_stays_within_what_loading_allows() -> None:
 def test_the_transformers_model_is_emptied_as_its_layers_are_fused() -> None:
     model = tiny("qwen2")
     before = sum(p.numel() for n, p in model.named_parameters() if n.split(".")[-2] in EVERY)
-    Decoder.of(model)
+    Decoder.from_transformers(model)
     left = sum(p.numel() for n, p in model.named_parameters() if n.endswith("_proj.weight"))
     assert before > 0 and left == 0
 

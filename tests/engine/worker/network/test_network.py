@@ -232,10 +232,10 @@ def test_a_large_model_is_padded_to_less_as_its_rows_cost_more(
     from engine.worker.ops import matmul
 
     monkeypatch.setattr(matmul, "_onednn", lambda: object())
-    assert [matmul.grain(count, 2**20) for count in (255, 256)] == [1, 64]
-    assert [matmul.grain(count, 2**27) for count in (63, 64, 256)] == [1, 16, 16]
+    assert [matmul.padding_multiple(count, 2**20) for count in (255, 256)] == [1, 64]
+    assert [matmul.padding_multiple(count, 2**27) for count in (63, 64, 256)] == [1, 16, 16]
     monkeypatch.setattr(matmul, "_onednn", lambda: None)
-    assert matmul.grain(256, 2**27) == 1
+    assert matmul.padding_multiple(256, 2**27) == 1
 
 
 # -- adapters ----------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def test_the_cast_adapter_follows_every_change_and_is_made_once_between() -> Non
     optimizer = AdamW(adapter.parameters(), learning_rate=0.05, weight_decay=0.0)
     first, _ = passed(network, adapter)
     weights = network.decoder.weights(adapter)
-    joint = weights.of(0)[0].joint
+    joint = weights.layer(0)[0].joint
     assert joint is not None
     made = joint.b._version
     again, _ = passed(network, adapter)
@@ -60,7 +60,7 @@ def test_the_cast_adapter_follows_every_change_and_is_made_once_between() -> Non
 
 def test_what_does_not_belong_to_a_part_stays_zero() -> None:
     network, adapter = network_and_adapter(torch.bfloat16, "q_proj", "v_proj")
-    qkv = network.decoder.weights(adapter).of(0)[0]
+    qkv = network.decoder.weights(adapter).layer(0)[0]
     assert qkv.joint is not None and qkv.factors is not None
     rank, (query, value) = adapter.spec.rank, qkv.factors.spans
     left = qkv.joint.b.clone()

@@ -45,8 +45,8 @@ def test_rows_behind_a_shared_prompt_are_the_formula_with_its_gradients(group: i
     prompt = torch.randn(prompt_length, 2 * kv, dim)
     qkv = torch.randn(rows, length, (group + 2) * kv, dim)
     direction = torch.randn(rows * length, group * kv * dim)
-    ours, saved = causal.continued(prompt, qkv, kv)
-    dprompt, dqkv = causal.continued_gradient(saved, direction, qkv.shape)
+    ours, saved = causal.continued_attention(prompt, qkv, kv)
+    dprompt, dqkv = causal.continued_attention_gradient(saved, direction, qkv.shape)
     # The formula over each row's whole sequence; the prompt's own queries do not matter.
     exact_prompt, exact = (x.double().requires_grad_() for x in (prompt, qkv))
     queries = torch.zeros(prompt_length, group * kv, dim, dtype=torch.double)

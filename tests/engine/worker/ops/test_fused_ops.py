@@ -20,15 +20,22 @@ from engine.home.run_dir import Home
 from engine.worker.network import policy
 from engine.worker.network.policy import load_base
 from engine.worker.ops import compiled, fused_ops
-from engine.worker.ops.fused_ops import COMPILE_FROM_STEPS, KERNELS, TORCH, Choice, Pointwise, Sizes
+from engine.worker.ops.fused_ops import (
+    COMPILE_FROM_STEPS,
+    KERNELS,
+    TORCH,
+    Choice,
+    LayerFunctions,
+    Sizes,
+)
 from engine.worker.ops.kernels import AddNorm, HeadLayout, HeadsRope, Norm, SwiGLU
 
 ROOT = Path(__file__).resolve().parents[4]
 HELPERS = ROOT / "tests" / "helpers"
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 EPS = 1e-3
-SIZES = Sizes(hidden=12, intermediate=20, heads=4, kv=2, head_dim=6, normed=True)
-SETS = {"torch": TORCH, "formulas": Pointwise("formulas", *compiled.FUNCTIONS)}
+SIZES = Sizes(hidden=12, intermediate=20, heads=4, kv_heads=2, head_dim=6, normed=True)
+SETS = {"torch": TORCH, "formulas": LayerFunctions("formulas", *compiled.FUNCTIONS)}
 WRONG = replace(TORCH, name="wrong", gate=lambda gate_up: 1.1 * TORCH.gate(gate_up))
 
 Function = Callable[..., Sequence[torch.Tensor]]
@@ -60,7 +67,7 @@ def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 @pytest.mark.parametrize("hidden", [1, 8, 37])
 @pytest.mark.parametrize("functions", SETS.values(), ids=SETS)
-def test_norms_and_the_gate_are_their_formulas(functions: Pointwise, hidden: int) -> None:
+def test_norms_and_the_gate_are_their_formulas(functions: LayerFunctions, hidden: int) -> None:
     torch.manual_seed(hidden)
     weight, x, delta = torch.randn(hidden), torch.randn(9, hidden), torch.randn(9, hidden)
     compare(lambda x: [Norm.apply(x, weight, EPS, functions)], lambda x: [rms(x, weight)], [x])
@@ -83,7 +90,7 @@ def test_norms_and_the_gate_are_their_formulas(functions: Pointwise, hidden: int
 @pytest.mark.parametrize("heads, kv, dim", [(4, 2, 6), (3, 1, 10), (2, 2, 2)])
 @pytest.mark.parametrize("functions", SETS.values(), ids=SETS)
 def test_queries_and_keys_turn_and_values_stay(
-    functions: Pointwise, heads: int, kv: int, dim: int, normed: bool
+    functions: LayerFunctions, heads: int, kv: int, dim: int, normed: bool
 ) -> None:
     torch.manual_seed(dim)
     q, k = (torch.randn(dim), torch.randn(dim)) if normed else (None, None)
@@ -103,7 +110,9 @@ def test_queries_and_keys_turn_and_values_stay(
 
     compare(ours, formula, [x])
     every = x.clone().view(9, -1, dim)
-    both = fused_ops.per_head(q, k, heads, kv) if q is not None and k is not None else None
+    both = (
+        fused_ops.norm_weight_per_head(q, k, heads, kv) if q is not None and k is not None else None
+    )
     number = fused_ops.Eps(EPS, torch.full((1,), EPS))
     functions.plain_apply_rope(every, both, heads, kv, torch.cat([cos, cos], -1), sin, number)
     (wanted,) = formula(x.double())
@@ -122,7 +131,9 @@ def test_a_cpu_always_takes_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_gpu_takes_what_is_installed_or_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Any] = []
-    monkeypatch.setattr(fused_ops, "attempt", lambda make, *_: tried.append(make) or Choice(WRONG))
+    monkeypatch.setattr(
+        fused_ops, "try_functions", lambda make, *_: tried.append(make) or Choice(WRONG)
+    )
     installed = {"liger_kernel": False}
     monkeypatch.setattr(fused_ops, "find_spec", lambda name: installed[name] or None)
 
@@ -136,7 +147,7 @@ def test_a_gpu_takes_what_is_installed_or_asked_for(monkeypatch: pytest.MonkeyPa
     assert chosen("liger") == ("wrong", 1), "asked for by name it is tried, and a failure is told"
     assert chosen("compiled", COMPILE_FROM_STEPS - 1) == ("torch", 0)
     assert chosen("compiled", COMPILE_FROM_STEPS) == ("wrong", 1)
-    assert tried == [fused_ops.of_compiler]
+    assert tried == [fused_ops.compiled_functions]
     installed["liger_kernel"] = True
     assert chosen("") == ("wrong", 1) and chosen("torch") == ("torch", 0)
     monkeypatch.setenv(KERNELS, "ligre")
@@ -145,7 +156,7 @@ def test_a_gpu_takes_what_is_installed_or_asked_for(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_set_that_fails_or_differs_is_left_alone() -> None:
-    def absent() -> Pointwise:
+    def absent() -> LayerFunctions:
         raise ModuleNotFoundError("No module named 'triton'\nmore")
 
     def broken(*_: Any) -> Any:
@@ -155,7 +166,7 @@ def test_a_set_that_fails_or_differs_is_left_alone() -> None:
     later = replace(TORCH, name="later", apply_rope_gradient=broken)
     made = {"wrong": WRONG, "nan": nan, "later": later, "torch": TORCH}
     said = {
-        name: fused_ops.attempt(lambda each=each: each, SIZES, torch.float32, CPU)
+        name: fused_ops.try_functions(lambda each=each: each, SIZES, torch.float32, CPU)
         for name, each in made.items()
     }
     assert all(choice.functions is TORCH for choice in said.values())
@@ -163,7 +174,7 @@ def test_a_set_that_fails_or_differs_is_left_alone() -> None:
     assert said["nan"].why == "nan: norm_gradient differs from torch's by nan"
     assert said["later"].why == "RuntimeError: no C compiler"
     assert said["torch"].why == ""
-    choice = fused_ops.attempt(absent, SIZES, torch.float32, CPU)
+    choice = fused_ops.try_functions(absent, SIZES, torch.float32, CPU)
     assert choice == Choice(TORCH, "ModuleNotFoundError: No module named 'triton' more")
 
 
@@ -244,12 +255,14 @@ def counted(graph, examples):
     return graph.forward
 
 compiled.BACKEND = counted
-functions = fused_ops.of_compiler()
+functions = fused_ops.compiled_functions()
 sizes = fused_ops.Sizes(12, 20, 4, 2, 6, True)
 apart = {}
 for rows in range(2, 42, 2):
-    mine = fused_ops.trial(functions, sizes, rows, torch.float32, torch.device("cpu"))
-    exact = fused_ops.trial(fused_ops.TORCH, sizes, rows, torch.float32, torch.device("cpu"))
+    mine = fused_ops.results_by_function(functions, sizes, rows, torch.float32, torch.device("cpu"))
+    exact = fused_ops.results_by_function(
+        fused_ops.TORCH, sizes, rows, torch.float32, torch.device("cpu")
+    )
     for name in exact:
         for a, b in zip(mine[name], exact[name], strict=True):
             apart[name] = max(apart.get(name, 0), float((a - b).norm() / b.norm()))
@@ -259,9 +272,9 @@ def failing(graph, examples):
 
 compiled.BACKEND = failing
 facts = sizes, torch.float32, torch.device("cpu")
-said = fused_ops.attempt(fused_ops.of_compiler, *facts)
+said = fused_ops.try_functions(fused_ops.compiled_functions, *facts)
 compiled.tolerate_failures()
-later = fused_ops.difference(fused_ops.of_compiler(), *facts)[0]
+later = fused_ops.largest_difference(fused_ops.compiled_functions(), *facts)[0]
 print(json.dumps({
     "graphs": sum(made.values()),
     "functions": len(apart),

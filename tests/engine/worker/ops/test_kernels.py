@@ -18,7 +18,7 @@ from engine.worker.ops.kernels import (
     SwiGLU,
     TokenLogprobs,
 )
-from engine.worker.ops.low_rank import Joint, LoraPlacement, fill_joint
+from engine.worker.ops.low_rank import JointFactors, LoraPlacement, fill_joint
 from engine.worker.ops.matmul import OutputLayer
 
 EPS = 1e-3  # large enough to be seen
@@ -111,7 +111,7 @@ def test_one_product_for_all_parts_has_the_results_and_gradients_of_single_ones(
     joint_b = torch.zeros(11, 3 * len(spans))
     fill_joint(joint_b, b, spans)
     results = []
-    for joint in (None, Joint(a.clone(), joint_b)):
+    for joint in (None, JointFactors(a.clone(), joint_b)):
         leaves = [each.clone().requires_grad_() for each in (x, dropped, a, b)]
         placement = LoraPlacement(spans, 0.5, False, joint)
         y = LoraLinear.apply(*leaves, weight, None, placement)

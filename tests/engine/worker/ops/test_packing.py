@@ -132,7 +132,7 @@ def test_a_trained_first_token_is_refused() -> None:
 
 def test_the_lengths_of_a_varlen_plan_count_the_prompt_for_each_suffix() -> None:
     rows = [Row([7, 8, 1, 2, 3], [0, 0, 1, 1, 1], 2), Row([7, 8, 4, 5], [0, 0, 1, 1], 2)]
-    plan = VarlenPlan.of(pack(rows).layout, CPU)
+    plan = VarlenPlan.for_layout(pack(rows).layout, CPU)
     assert plan.query_starts.tolist() == [0, 2, 3, 5]
     assert plan.key_starts.tolist() == [0, 2, 5, 9]
     assert plan.keys is not None and plan.keys.tolist() == [0, 1, 0, 1, 2, 0, 1, 3, 4]

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from typed_settings import grpo_settings
 
 from engine.worker.core.trajectory import Completion
-from engine.worker.network.sampler import Done, SamplingParams
+from engine.worker.network.sampler import OnCompletion, SamplingParams
 from engine.worker.rollouts.batch_source import (
     BatchSource,
     Collector,
@@ -77,7 +77,11 @@ class Members:
         raise NotImplementedError
 
     def generate(
-        self, prompts: Sequence[list[int]], n: int, params: SamplingParams, done: Done | None = None
+        self,
+        prompts: Sequence[list[int]],
+        n: int,
+        params: SamplingParams,
+        done: OnCompletion | None = None,
     ) -> list[list[Completion]]:
         self.seeds.append(params.seed)
         self.asked.append("generate")

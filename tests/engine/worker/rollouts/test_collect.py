@@ -11,7 +11,7 @@ from loops import PEBBLE
 from transformers import AutoTokenizer
 
 from engine.worker.core.trajectory import Completion, Group, Trajectory
-from engine.worker.network.sampler import Done, SamplingParams
+from engine.worker.network.sampler import OnCompletion, SamplingParams
 from engine.worker.rollouts.collect import RolloutContext, _new_group, collect
 from engine.worker.rollouts.renderer import Renderer
 from engine.worker.rollouts.rollout_file import answer_fields
@@ -100,7 +100,11 @@ class Scripted:
         raise NotImplementedError
 
     def generate(
-        self, prompts: Sequence[list[int]], n: int, params: SamplingParams, done: Done | None = None
+        self,
+        prompts: Sequence[list[int]],
+        n: int,
+        params: SamplingParams,
+        done: OnCompletion | None = None,
     ) -> list[list[Completion]]:
         self.seeds.append(params.seed)
         out: list[list[Completion]] = [[] for _ in prompts]
