@@ -433,7 +433,8 @@ def _repetition_finding(
         since = ", and did so from the start"
     else:
         since = f"; at the start {whole_percent(share_start)} did"
-    sentence = f"{whole_percent(share)} of the four-word phrases of an answer repeat an earlier one{since}."
+    subject = f"{whole_percent(share)} of the four-word phrases of an answer"
+    sentence = f"{subject} repeat an earlier one{since}."
     lever = _repetition_lever(facts.settings.kl_coef or 0.0, from_start=from_start)
     return Finding("repetition", sentence, evidence, lever, playbook="failures", examples="worst")
 
