@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from engine.core.format import percent
+from engine.evidence.report.values import axis_text, signed
 
 Point = tuple[float, float]
 _XOf = Callable[[float], float]  # a number -> its place, in pixels from the left
@@ -103,7 +103,8 @@ def _effect_axis(effect: Effect) -> tuple[float, float]:
     extent = farthest * 1.12  # nothing touches the end of the axis
     if effect.low < 0 < effect.high:
         return -extent, extent
-    return min(effect.low, -extent * 0.22), max(effect.high, extent * 0.22)
+    other_side = extent * 0.22
+    return min(effect.low, -other_side), max(effect.high, other_side)
 
 
 def effect_strip(effect: Effect, width: int, label: str) -> Markup:
@@ -123,7 +124,10 @@ def effect_strip(effect: Effect, width: int, label: str) -> Markup:
 
 
 def _x_in_strip(axis: tuple[float, float], width: int) -> _XOf:
-    """The function from a difference to pixels from the left; 3 % of `axis` is free at each end."""
+    """The function from a difference to pixels from the left, in a drawing `width` pixels wide.
+
+    `axis` is (lowest, highest difference); 3 % of it stay free at each end.
+    """
     axis_start, axis_end = axis
     axis_span = axis_end - axis_start
     axis_width = width - _STRIP_MARGIN - _STRIP_MARGIN
@@ -142,11 +146,12 @@ def _strip_shapes(effect: Effect, width: int, x_of: _XOf) -> list[str]:
     x_zero, x_value = x_of(0), x_of(effect.value)
     x_low, x_high = x_of(effect.low), x_of(effect.high)
     axis_y = _STRIP_AXIS_Y
+    on_axis = (axis_y, axis_y)  # both ends of a horizontal line
     return [
         _no_difference_band(x_of(-effect.margin), x_of(effect.margin)),
-        _svg_line("axis", (_STRIP_MARGIN, width - _STRIP_MARGIN), (axis_y, axis_y)),
+        _svg_line("axis", (_STRIP_MARGIN, width - _STRIP_MARGIN), on_axis),
         _svg_line("zero", (x_zero, x_zero), (axis_y - 26, axis_y + 26)),
-        _svg_line("interval", (x_low, x_high), (axis_y, axis_y)),
+        _svg_line("interval", (x_low, x_high), on_axis),
         f'<circle class="estimate" cx="{x_value:.1f}" cy="{axis_y}" r="7"/>',
     ]
 
@@ -264,8 +269,10 @@ def _actual_mark(mark_x: float, text: str, width: int) -> list[str]:
 
 
 def _centre_inside(x: float, half_width: float, width: int) -> float:
-    """The centre nearest to `x` at which a text of twice `half_width` stays inside the drawing."""
-    return min(max(x, half_width + 2), width - half_width - 2)
+    """The centre nearest to `x` at which a text of twice `half_width` stays inside a drawing of
+    `width` pixels, two pixels from its edges."""
+    leftmost, rightmost = half_width + 2, width - half_width - 2
+    return min(max(x, leftmost), rightmost)
 
 
 def _svg_line(style: str, xs: tuple[float, float], ys: tuple[float, float]) -> str:
@@ -281,21 +288,22 @@ def _svg_text(style: str, x: float, y: float, text: str) -> str:
 
 
 def _labels(texts: Sequence[tuple[float, str]], width: int, y: int, gap: int) -> list[str]:
-    """The SVG of centred texts at height `y`, each given as (x, text).
+    """The SVG of texts `y` pixels from the top, each given as (x of its centre, text).
 
-    A text that would be nearer than `gap` pixels to an earlier one is left out.
+    A text that would leave the drawing, `width` pixels wide, is moved inside. One that would then
+    be nearer than `gap` pixels to an earlier text is left out.
     """
-    placed_labels: list[tuple[float, float]] = []  # (centre, half the width) of each text drawn
+    drawn: list[tuple[float, float]] = []  # (centre, half the width) of each text drawn
     parts = []
     for preferred_x, text in texts:
         half_width = _HALF_TICK * len(text)
         x = _centre_inside(preferred_x, half_width, width)
         overlaps = any(
             abs(x - other_x) < half_width + other_half_width + gap
-            for other_x, other_half_width in placed_labels
+            for other_x, other_half_width in drawn
         )
         if not overlaps:
-            placed_labels.append((x, half_width))
+            drawn.append((x, half_width))
             parts.append(_svg_text("tick mid", x, y, text))
     return parts
 
@@ -324,40 +332,6 @@ def level_bar(
     return as_svg(svg_parts, width, height, label)
 
 
-def signed(value: float, is_share: bool) -> str:
-    """A difference as text with its sign: "+3.1 points" for shares, "−0.2" for others."""
-    if is_share:
-        return f"{100 * value:+.1f} points".replace("-", "−")
-    return f"{value:+.3g}".replace("-", "−")
-
-
-def axis_text(value: float, is_share: bool) -> str:
-    """A value as text, short enough for an axis: "12 %" for shares, else "0.5", "12k", "3e−5".
-
-    Numbers that are no shares have a minus sign instead of a hyphen.
-    """
-    if is_share:
-        return _percent_text(value)
-    magnitude = abs(value)
-    if magnitude >= 1e6 or 0 < magnitude < 1e-3:
-        mantissa, _, exponent = f"{value:.1e}".partition("e")
-        text = f"{mantissa.removesuffix('.0')}e{int(exponent)}"
-    elif magnitude >= 10_000:
-        text = f"{value / 1000:.3g}k"
-    elif magnitude >= 1000:
-        text = f"{value:,.0f}"
-    else:
-        text = f"{value:.3g}"
-    return text.replace("-", "−")
-
-
-def _percent_text(share: float) -> str:
-    """A share as text, such as "12 %" or "1.5 %"."""
-    # From 10 % on without decimals; 9.95 % would be rounded to 10.0.
-    text = f"{100 * share:.1f}" if abs(share) < 0.0995 else percent(share, digits=0, unit="")
-    return f"{text.removesuffix('.0')} %".replace("-0 %", "0 %")
-
-
 def nice_ticks(low: float, high: float, wanted_count: int = 4) -> list[float]:
     """Round, evenly spaced numbers that cover `low` to `high`, about `wanted_count` of them.
 
@@ -379,8 +353,8 @@ def _round_step(exact_step: float) -> float:
     ten."""
     power_of_ten = 10 ** math.floor(math.log10(exact_step))
     round_steps = (1, 2, 2.5, 5, 10)
-    # Times 0.999 so that a rounding error does not lead to the next larger one.
-    factor = next(factor for factor in round_steps if factor * power_of_ten >= exact_step * 0.999)
+    least_step = exact_step * 0.999  # so that a rounding error does not lead to the next larger one
+    factor = next(factor for factor in round_steps if factor * power_of_ten >= least_step)
     return factor * power_of_ten
 
 
@@ -447,8 +421,8 @@ def _right_margin(curve: Curve) -> float:
     _, end_value = end
     # One character more, for the dot at the end of the line.
     label_length = len(axis_text(end_value, curve.is_share)) + 1
-    # The label is bold, so its characters are wider.
-    return max(_LEAST_RIGHT, _LABEL_GAP + 1.1 * _LETTER * label_length)
+    bold_letter = 1.1 * _LETTER  # the label is bold, so its characters are wider
+    return max(_LEAST_RIGHT, _LABEL_GAP + bold_letter * label_length)
 
 
 def _drawn_values(curve: Curve) -> list[float]:
@@ -493,11 +467,11 @@ def step_labels(frame: Frame) -> str:
     """The labels of the step axis: some whole steps, and the word "step" at its end."""
     label_y = frame.height - _BOTTOM + 19  # below the axis
     tick_count = 5 if frame.width > 460 else 3  # fewer on a phone and in small charts
-    parts = [
-        _svg_text("tick mid", frame.x(tick), label_y, str(int(tick)))
-        for tick in nice_ticks(frame.first_step, frame.last_step, wanted_count=tick_count)
-        if frame.first_step <= tick <= frame.last_step and tick == int(tick)
-    ]
+    parts = []
+    for tick in nice_ticks(frame.first_step, frame.last_step, wanted_count=tick_count):
+        is_whole = tick == int(tick)
+        if is_whole and frame.first_step <= tick <= frame.last_step:
+            parts.append(_svg_text("tick mid", frame.x(tick), label_y, str(int(tick))))
     word_x = frame.width - frame.margin_right + 14
     return "".join(parts) + _svg_text("faint", word_x, label_y, "step")
 
