@@ -141,7 +141,8 @@ def _example_text(request: str, reply: str, note: str) -> str:
         one_line = text.replace("\n", "\\n").replace("`", "'")
         return f"`{clip(one_line, _EXAMPLE_CHARS)}`"
 
-    return f"{as_code(request)} -> {as_code(reply)}" + (f" ({note})" if note else "")
+    remark = f" ({note})" if note else ""
+    return f"{as_code(request)} -> {as_code(reply)}{remark}"
 
 
 def _exams_section(home: Home, ref: str) -> str:
@@ -152,7 +153,8 @@ def _exams_section(home: Home, ref: str) -> str:
     for row in _runs_with(home, ref, "evaluate"):  # the newest first
         result = read_object(home.run(row.run_id).result)
         for model_result in result.get("models") or ():  # of each model that was asked
-            if model_result.get("ref") == ref and row.env_id not in line_of_env:
+            is_first_of_env = row.env_id not in line_of_env
+            if model_result.get("ref") == ref and is_first_of_env:
                 line_of_env[row.env_id] = _level_line(row, model_result)
     if not line_of_env:
         return ""

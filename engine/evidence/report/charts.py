@@ -454,12 +454,15 @@ def _value_range(curve: Curve) -> tuple[float, float]:
 
 
 def grid_lines(frame: Frame, is_share: bool) -> str:
-    """A horizontal line with its label for every tick of the value axis."""
+    """The SVG of a horizontal line with its label for every tick of the value axis; `is_share` says
+    that values are shares, shown in percent."""
+    left_x, right_x = frame.margin_left, frame.width - frame.margin_right
     parts = []
     for tick in frame.ticks:
-        y, right_x = frame.y(tick), frame.width - frame.margin_right
-        parts.append(_svg_line("grid", (frame.margin_left, right_x), (y, y)))
-        parts.append(_svg_text("tick end", frame.margin_left - 8, y + 4, axis_text(tick, is_share)))
+        y = frame.y(tick)
+        parts.append(_svg_line("grid", (left_x, right_x), (y, y)))
+        # The label ends left of the line; 4 pixels lower, its middle is at the height of the line.
+        parts.append(_svg_text("tick end", left_x - 8, y + 4, axis_text(tick, is_share)))
     return "".join(parts)
 
 
@@ -480,9 +483,10 @@ def _vertical_line(frame: Frame, step: float, text: str) -> str:
     """The SVG of a vertical line at `step`, with `text` on the side that has more room."""
     line_x, bottom = frame.x(step), frame.height - _BOTTOM
     line = _svg_line("best", (line_x, line_x), (_TOP, bottom))
+    label_y = bottom - 7  # just above the axis
     if line_x > frame.width * 0.6:  # a label to the right of it might leave the drawing
-        return line + _svg_text("bestlabel end", line_x - 6, bottom - 7, text)
-    return line + _svg_text("bestlabel", line_x + 6, bottom - 7, text)
+        return line + _svg_text("bestlabel end", line_x - 6, label_y, text)
+    return line + _svg_text("bestlabel", line_x + 6, label_y, text)
 
 
 def _svg_band(frame: Frame, band: Sequence[tuple[float, float, float]]) -> str:
@@ -492,7 +496,8 @@ def _svg_band(frame: Frame, band: Sequence[tuple[float, float, float]]) -> str:
     """
     top = [f"{frame.x(step):.1f},{frame.y(high):.1f}" for step, _, high in band]
     bottom = [f"{frame.x(step):.1f},{frame.y(low):.1f}" for step, low, _ in reversed(band)]
-    return f'<polygon class="band" points="{" ".join(top + bottom)}"/>'
+    outline = " ".join(top + bottom)
+    return f'<polygon class="band" points="{outline}"/>'
 
 
 def _curve_lines(frame: Frame, points: Sequence[Point]) -> list[str]:
@@ -529,8 +534,8 @@ def moving_average(points: Sequence[Point]) -> list[Point]:
 
 def _svg_path(frame: Frame, points: Sequence[Point], style: str) -> str:
     """The SVG of a line through the points; `style` is its CSS class."""
-    spots = " ".join(f"{frame.x(step):.1f},{frame.y(value):.1f}" for step, value in points)
-    return f'<polyline class="{style}" points="{spots}"/>'
+    corners = " ".join(f"{frame.x(step):.1f},{frame.y(value):.1f}" for step, value in points)
+    return f'<polyline class="{style}" points="{corners}"/>'
 
 
 def _svg_mark(frame: Frame, mark: tuple[float, float, float, float]) -> str:
@@ -538,8 +543,10 @@ def _svg_mark(frame: Frame, mark: tuple[float, float, float, float]) -> str:
     vertical line for its interval."""
     step, low, value, high = mark
     centre_x, centre_y = frame.x(step), frame.y(value)
-    whisker = _svg_line("whisker", (centre_x, centre_x), (frame.y(low), frame.y(high)))
-    return whisker + f'<path class="mark" d="M{centre_x:.1f} {centre_y - 7:.1f}l7 7l-7 7l-7 -7z"/>'
+    interval = _svg_line("whisker", (centre_x, centre_x), (frame.y(low), frame.y(high)))
+    # From the top corner, 7 pixels above the centre, to the right, bottom and left corners.
+    outline = f"M{centre_x:.1f} {centre_y - 7:.1f}l7 7l-7 7l-7 -7z"
+    return f'{interval}<path class="mark" d="{outline}"/>'
 
 
 def _end_label(frame: Frame, curve: Curve) -> str:
@@ -566,9 +573,11 @@ def _line_end(curve: Curve) -> Point | None:
 
 
 def as_svg(parts: Sequence[str], width: int, height: int, label: str) -> Markup:
-    """The parts as one SVG element; `label` describes it to screen readers."""
-    head = (
+    """The `parts`, SVG elements as text, as one drawing of `width` by `height` pixels; `label`
+    describes it to screen readers."""
+    start_tag = (
         f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
         f'aria-label="{escape(label)}">'
     )
-    return Markup(head + "".join(parts) + "</svg>")  # every text inside was escaped above
+    # `Markup` marks it as safe HTML: the functions that made the parts have escaped their texts.
+    return Markup(start_tag + "".join(parts) + "</svg>")
