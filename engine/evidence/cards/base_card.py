@@ -111,9 +111,10 @@ def _skills_in(home: Home, rows: Sequence[EvaluationRow]) -> list[_Skill]:
         skill.right += row.success is True
         has_room = len(skill.examples) < _EXAMPLES_OF_SKILL
         if has_room and isinstance(row.prompt, list) and row.prompt:
-            request = redact.text(str(row.prompt[-1].get("content", "")))
+            last_message = row.prompt[-1]  # the request itself
+            request = redact.text(str(last_message.get("content", "")))
             answer = redact.text(row.completion or "")
-            skill.examples.append((request, answer, ""))
+            skill.examples.append((request, answer, ""))  # without a note
     return list(skills.values())
 
 

@@ -245,11 +245,14 @@ def _values_of_tasks(home: Home, env_id: str, key: str) -> dict[str, str]:
     known_values = {task: value for task, value in value_of_task.items() if value is not None}
     if known_values:
         return known_values
-    keys = sorted({known_key for row in tasks for known_key in row.get("metadata") or {}})
+    keys: set[str] = set()
+    for row in tasks:
+        keys |= set(row.get("metadata") or {})
+    known_keys = ", ".join(sorted(keys)[:_SHOWN_KEYS])
     raise UserError(
         "BAD_ARGUMENT",
         f"no task of {env_id} has {key[:60]!r} in its metadata",
-        hint=f"Known: {', '.join(keys[:_SHOWN_KEYS])}." if keys else _GIVE_METADATA,
+        hint=f"Known: {known_keys}." if keys else _GIVE_METADATA,
         field="group_by",
     )
 

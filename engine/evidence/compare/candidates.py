@@ -120,8 +120,9 @@ def find_candidates(
     """
     offers = _with_same_tasks(home, ids, _offers_by_id(home, ids, env_id))
     chosen_offers, other_envs = _choose_offers(ids, offers)
-    loaded_candidates = [candidate for offer in chosen_offers for candidate in offer.load()]
-    with_rows = [candidate for candidate in loaded_candidates if candidate.rows]
+    with_rows: list[Candidate] = []
+    for offer in chosen_offers:
+        with_rows += [candidate for candidate in offer.load() if candidate.rows]
     candidates = _with_distinct_labels(with_rows)
     _check_count(candidates, least_count)
     _check_same_sampling(candidates)

@@ -159,9 +159,10 @@ def gold_tokens(run: RunDir) -> float | None:
 
 def _chars_per_token(answers: Sequence[EvaluationRow]) -> float:
     """The mean number of characters per token in these answers; all have text and tokens."""
-    answer_chars = sum(len(row.completion or "") for row in answers)
+    char_count = sum(len(row.completion or "") for row in answers)
+    token_count = sum(row.tokens for row in answers)
     # At least 0.1, because degenerate answers may have tokens but hardly any text.
-    return max(answer_chars / sum(row.tokens for row in answers), 0.1)
+    return max(char_count / token_count, 0.1)
 
 
 def _longest_turn(answer: Sequence[ChatMessage] | None) -> str:

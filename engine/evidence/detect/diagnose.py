@@ -371,7 +371,7 @@ def _shown_finding(finding: Finding, examples: Examples, redact: Redactor) -> Sh
 
 def _looked_at(facts: Facts) -> LookedAt:
     """Count what the detectors could read: steps, rollouts, and steps with an evaluation."""
-    # Step 0 is the evaluation before training, not a step.
+    # A line holds the metrics of a step. Step 0 is the evaluation before training, not a step.
     steps = [line["step"] for line in facts.lines if line.get("step", 0) > 0]
     evaluated_steps: set[int] = set()
     for name in ("heldout_success", "heldout_reward", "heldout_loss"):

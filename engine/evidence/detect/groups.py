@@ -533,15 +533,13 @@ def _comparison_without_gain(facts: Facts) -> StartComparison | None:
     against_start = facts.against_start
     if against_start is None or against_start.measure not in ("success", "reward"):
         return None
+    before, after = against_start.before, against_start.after
     difference = against_start.comparison.difference
-    if (
-        against_start.before is None
-        or against_start.after is None
-        or difference is None
-        or difference > 0
-    ):
+    if before is None or after is None or difference is None:
         return None
-    if against_start.measure == "success" and _nearly_all_solved(against_start.after):
+    has_gained = difference > 0
+    can_hardly_gain = against_start.measure == "success" and _nearly_all_solved(after)
+    if has_gained or can_hardly_gain:
         return None
     return against_start
 

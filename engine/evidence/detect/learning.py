@@ -440,7 +440,7 @@ def underpowered(facts: Facts) -> Finding | None:
     comparison = facts.comparison
     if comparison is None or comparison.outcome.verdict != "inconclusive":
         return None
-    smallest_gap = rounded(comparison.outcome.detectable)
+    smallest_gap = rounded(comparison.outcome.detectable)  # the smallest change that would show
     if smallest_gap is None or not comparison.outcome.n:
         return None
     shows_enough = comparison.measure == "success" and smallest_gap <= MARGIN
@@ -485,7 +485,7 @@ def _more_tasks(facts: Facts, reported_tasks: int, needed_tasks: int | None) -> 
     """
     is_training = facts.algorithm != "evaluate"
     setting = "eval_rows" if is_training else "rows"
-    rows_set = getattr(facts.settings, setting)
+    rows_set = getattr(facts.settings, setting)  # None if it was not set
     # A training run reports only half of its held-out tasks, unless dev tasks choose.
     reports_half = is_training and not facts.dev_tasks
     rows_per_task = 2 if reports_half else 1

@@ -143,12 +143,12 @@ def _terms(rows: Sequence[Mapping[str, Any]]) -> list[frozenset[str]]:
     """The term of each row: the words of its prompt that at most the share `_COMMON` of all prompts
     have. It is empty if all words of the prompt are more common."""
     words_of_rows = [_words(_text(row)) for row in rows]
-    rows_with_word = Counter(word for words in words_of_rows for word in words)
+    row_counts: Counter[str] = Counter()  # word -> how many rows have it
+    for words in words_of_rows:
+        row_counts.update(words)
     most_rows = _COMMON * len(rows)
-    return [
-        frozenset(word for word in words if rows_with_word[word] <= most_rows)
-        for words in words_of_rows
-    ]
+    rare_words = {word for word, count in row_counts.items() if count <= most_rows}
+    return [words & rare_words for words in words_of_rows]
 
 
 def _words(text: str) -> frozenset[str]:

@@ -335,13 +335,13 @@ class HeldOut:
         shared_grams: dict[int, _SharedGrams] = {}
         for tokens in texts:
             self._collect_shared(tokens, shared_grams)
-        numbers = {number for tokens in texts for number in numbers_of(tokens)}
-        return [
-            position
-            for position, shared_with_unit in shared_grams.items()
-            if shared_with_unit.words_in_a_row >= COPIED_WORDS
-            or self._is_large_part(position, shared_with_unit.grams, numbers)
-        ]
+        numbers: set[str] = set().union(*(numbers_of(tokens) for tokens in texts))
+        positions = []
+        for position, shared in shared_grams.items():
+            is_copied = shared.words_in_a_row >= COPIED_WORDS
+            if is_copied or self._is_large_part(position, shared.grams, numbers):
+                positions.append(position)
+        return positions
 
     def _collect_shared(self, tokens: Sequence[str], shared_grams: dict[int, _SharedGrams]) -> None:
         """Add to `shared_grams` the word sequences of a text that exactly one unit (held-out text)
@@ -406,8 +406,8 @@ def scan(
         headline: the result in a sentence.
     """
     deadline = time.monotonic() + budget_s
-    scan_result = _compare_in_time(train, heldout, budget_s)
-    matches = scan_result.matches
+    compared = _compare_in_time(train, heldout, budget_s)
+    matches = compared.matches
     counts = {kind: sum(match.kind == kind for match in matches) for kind in KINDS}
     leaked_ids = sorted(match.heldout for match in matches if match.spoils)
     twins = twin_scan.twins_in_time(
@@ -417,6 +417,14 @@ def scan(
         copied={match.heldout for match in matches},
         deadline=deadline,
     )
+    on_copies = headline(
+        len(heldout),
+        len(train),
+        counts,
+        matches,
+        compared_shares=compared.shares,
+        unindexed=compared.unindexed,
+    )
     return {
         "verdict": _verdict_of_scan(len(matches) + len(twins), len(leaked_ids), len(heldout)),
         "train": len(train),
@@ -424,22 +432,14 @@ def scan(
         **counts,  # exact, normalised, ngram
         "answers": sum(match.part == "answer" for match in matches),
         "leaked": leaked_ids,
-        "compared": list(scan_result.shares),
-        "unindexed": scan_result.unindexed,
+        "compared": list(compared.shares),
+        "unindexed": compared.unindexed,
         "twins": twin_scan.counts_by_kind(twins),
         "examples": [
             *(match.to_json() for match in matches[:SHOWN]),
             *({"part": "prompt", **asdict(twin)} for twin in twins[:SHOWN]),
         ],
-        "headline": headline(
-            heldout=len(heldout),
-            train=len(train),
-            counts=counts,
-            matches=matches,
-            compared_shares=scan_result.shares,
-            unindexed=scan_result.unindexed,
-        )
-        + twin_scan.sentence(twins),
+        "headline": on_copies + twin_scan.sentence(twins),
     }
 
 

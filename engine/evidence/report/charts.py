@@ -157,7 +157,8 @@ def _strip_shapes(effect: Effect, width: int, x_of: _XOf) -> list[str]:
 
 
 def _no_difference_band(x_start: float, x_end: float) -> str:
-    """The shaded band of differences that are too small to matter; its ends are in pixels."""
+    """The SVG of the shaded band of differences that are too small to matter. It reaches from
+    `x_start` to `x_end`, in pixels from the left, and 22 pixels above and below the axis."""
     return (
         f'<rect class="moot" x="{x_start:.1f}" y="{_STRIP_AXIS_Y - 22}" rx="3" '
         f'width="{x_end - x_start:.1f}" height="44"/>'
@@ -246,13 +247,17 @@ def _x_in_range(axis_end: float, width: int) -> _XOf:
 
 
 def _range_shapes(estimate: Range, width: int, x_of: _XOf) -> list[str]:
-    """SVG shapes: the axis, the bar from the low to the high value, a line at the likely value."""
+    """SVG shapes: the axis, the bar from the low to the high value, a line at the likely value.
+
+    `width` is that of the drawing; `x_of` gives the place of a value, in pixels from the left.
+    """
     x_low, x_likely, x_high = x_of(estimate.low), x_of(estimate.likely), x_of(estimate.high)
     axis_y = _RANGE_AXIS_Y
+    bar_width = max(x_high - x_low, 3)  # narrower would not be seen
     return [
         _svg_line("axis", (_RANGE_MARGIN, width - _RANGE_MARGIN), (axis_y, axis_y)),
         f'<rect class="range" x="{x_low:.1f}" y="{axis_y - 9}" rx="4" '
-        f'width="{max(x_high - x_low, 3):.1f}" height="18"/>',  # narrower would not be seen
+        f'width="{bar_width:.1f}" height="18"/>',
         _svg_line("likely", (x_likely, x_likely), (axis_y - 9, axis_y + 9)),
     ]
 
@@ -340,7 +345,8 @@ def nice_ticks(low: float, high: float, wanted_count: int = 4) -> list[float]:
     """
     # A range below 1e-200 could have a step that rounds to 0, which has no logarithm.
     if _are_equal(low, high) or high - low < 1e-200:
-        high = low + (abs(low) if abs(low) > 1e-200 else 1.0)
+        added_range = abs(low) if abs(low) > 1e-200 else 1.0
+        high = low + added_range
     step = _round_step((high - low) / wanted_count)
     # 1e-9 so that a rounding error does not add a tick.
     first = math.floor(low / step + 1e-9)

@@ -94,9 +94,10 @@ class KindResult:
         before, after = show(outcome.before, measure), show(outcome.after, measure)
         low, high = show_change(outcome.low, measure), show_change(outcome.high, measure)
         unit = " points" if measure == "success" else ""
+        interval = f"{low} to {high}{unit}"
         return (
-            f"{self.label}: {before} -> {after} (95 % interval of the change {low} to {high}"
-            f"{unit}), {self.word}"
+            f"{self.label}: {before} -> {after} (95 % interval of the change {interval}), "
+            f"{self.word}"
         )
 
     def to_json(self) -> dict[str, object]:

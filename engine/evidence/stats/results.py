@@ -301,7 +301,8 @@ def _interval_of_means(
     The interval is Wilson's if each task is either solved or not, else a bootstrap over tasks. With
     `clusters`, groups are counted instead of tasks.
     """
-    if measure == "success" and all(mean in (0.0, 1.0) for mean in means.values()):
+    all_certain = all(mean in (0.0, 1.0) for mean in means.values())
+    if measure == "success" and all_certain:
         solved_count = round(math.fsum(means.values()))  # each mean is 0 or 1
         effect = clusters.design_effect(means) if clusters else 1.0
         return wilson(solved_count / effect, len(means) / effect)

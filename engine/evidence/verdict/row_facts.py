@@ -60,20 +60,21 @@ def read_row_facts(run: RunDir) -> RowFacts:
 
 def facts_of_rows(rows: Sequence[TaskRow], contamination: Contamination) -> RowFacts:
     """The facts about these rows, training and held-out; rows without a prompt are left out."""
-    rows = [row for row in rows if "prompt" in row]
-    train = [row for row in rows if row.get("split") not in ("heldout", "dev")]
-    heldout = [row for row in rows if row.get("split") == "heldout"]
-    pairs = [pair for pair in map(_answer_pair, train) if pair is not None]
+    with_prompt = [row for row in rows if "prompt" in row]
+    train = [row for row in with_prompt if row.get("split") not in ("heldout", "dev")]
+    heldout = [row for row in with_prompt if row.get("split") == "heldout"]
+    pairs = [pair for pair in map(_answer_pair, train) if pair is not None]  # (better, worse)
+    alike_pairs = sum(
+        _without_end_punctuation(better) == _without_end_punctuation(worse)
+        for better, worse in pairs
+    )
     return RowFacts(
         contamination=contamination,
         train=len(train),
         different=len({_key_of_row(row) for row in train}),
         contradicted=_contradicted(train),
         pairs=len(pairs),
-        alike_pairs=sum(
-            _without_end_punctuation(better) == _without_end_punctuation(worse)
-            for better, worse in pairs
-        ),
+        alike_pairs=alike_pairs,
         exam_words=_words_of_the_exam(train, heldout),
     )
 

@@ -44,7 +44,8 @@ def tie_sentences(sides: Sides, comparison: Comparison) -> list[str]:
     Returns [] if success changed on any task, or if something other than success was compared.
     """
     outcome = comparison.outcome
-    if comparison.measure != "success" or not outcome.n or outcome.gained or outcome.lost:
+    is_tie = outcome.n > 0 and not outcome.gained and not outcome.lost
+    if comparison.measure != "success" or not is_tie:
         return []
     return [*_reward_sentence(sides), *_cut_sentence(sides)]
 
@@ -305,12 +306,14 @@ def _calls_after_prompt(run: RunDir, config: PromptConfig, comparison: Compariso
 
 
 def _falls_short(config: TrainConfig, comparison: Comparison) -> bool:
-    """Whether the result misses its target; without a target, whether it solves less than
-    `ENOUGH`."""
+    """Whether the result misses its target; without a target, whether it solves less than half of
+    its tasks (`ENOUGH`)."""
     if target_in(config.expect) is not None:
         return expectation_of(config.expect, comparison) is False
-    level = comparison.after.value if comparison.after else None
-    return comparison.measure == "success" and level is not None and level < ENOUGH
+    solved_share = comparison.after.value if comparison.after else None
+    if comparison.measure != "success" or solved_share is None:
+        return False
+    return solved_share < ENOUGH
 
 
 def _call_to_train_on(run_id: str, config: TrainConfig, comparison: Comparison) -> Call:
@@ -320,9 +323,9 @@ def _call_to_train_on(run_id: str, config: TrainConfig, comparison: Comparison) 
     with the settings that the user gave. The target is passed on.
     """
     arguments: dict[str, object] = {"env_id": config.env_id, "model": f"{run_id}@best"}
-    level = comparison.after.value if comparison.after else None
-    can_select = comparison.measure == "success" and (level or 0.0) >= _GRPO_FROM
-    if config.algorithm == "sft" and can_select:
+    solved_share = (comparison.after.value if comparison.after else None) or 0.0
+    groups_differ = comparison.measure == "success" and solved_share >= _GRPO_FROM
+    if config.algorithm == "sft" and groups_differ:
         arguments["algorithm"] = "grpo"
     else:
         arguments |= {"algorithm": config.algorithm, **_given_settings(config)}

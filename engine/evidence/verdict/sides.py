@@ -125,9 +125,9 @@ def evaluated_models(run_dir: RunDir, config: RunConfig | None) -> dict[str, lis
             name = ref if ref not in models else f"{ref} (#{index + 1})"
             models[name] = rows
     choosing_ids = tasks_that_chose(run_dir.home, config.model_refs, config.env_id)
-    remaining = {name: without_tasks(rows, choosing_ids) for name, rows in models.items()}
-    every_model_has_rows = bool(remaining) and all(remaining.values())
-    return remaining if every_model_has_rows else models
+    unbiased = {name: without_tasks(rows, choosing_ids) for name, rows in models.items()}
+    every_model_has_rows = bool(unbiased) and all(unbiased.values())
+    return unbiased if every_model_has_rows else models
 
 
 def tasks_that_chose(home: Home, refs: Sequence[str], env_id: str) -> frozenset[str]:
@@ -147,8 +147,9 @@ def tasks_that_chose(home: Home, refs: Sequence[str], env_id: str) -> frozenset[
 def _had_several_checkpoints(run: RunDir, env_id: str) -> bool:
     """Whether a run on this environment version had several checkpoints to choose from."""
     config = run.find_config()
+    is_on_version = config is not None and config.env_id == env_id
     # With step 0 and one later evaluation there was nothing to choose from.
-    return config is not None and config.env_id == env_id and len(run.eval_steps()) > 2
+    return is_on_version and len(run.eval_steps()) > 2
 
 
 def _tasks_that_chose_in(run: RunDir) -> frozenset[str]:

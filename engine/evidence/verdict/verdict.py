@@ -138,13 +138,15 @@ class ModelLevel:
 
     def to_json(self) -> dict[str, object]:
         """The model with its level and its metrics as a JSON object."""
-        metrics = {
-            name: {"value": level.rounded_value, "interval": level.interval, "n": level.tasks}
-            for name, level in self.metrics.items()
-        }
         body: dict[str, object] = {"model": self.model}
-        body |= self.level.to_json() if self.level else {}
-        return {**body, "metrics": metrics} if metrics else body
+        if self.level:
+            body |= self.level.to_json()
+        if self.metrics:
+            body["metrics"] = {
+                name: {"value": level.rounded_value, "interval": level.interval, "n": level.tasks}
+                for name, level in self.metrics.items()
+            }
+        return body
 
 
 @dataclass(frozen=True)

@@ -90,8 +90,7 @@ class Clusters:
         return squares_of_groups / squares_of_tasks * self.count / (self.count - 1)
 
     def p_of_mean(self, values: Mapping[str, float]) -> float:
-        """The two-sided p value of the hypothesis that the mean of `values` (task id -> value) is
-        0.
+        """The two-sided p value of the hypothesis that `values` (task id -> value) have the mean 0.
 
         McNemar's test for clustered pairs (Durkalski et al. 2003), with Student's t. Returns 1 for
         a single group, and if the values of every group sum to 0.
