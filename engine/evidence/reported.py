@@ -8,7 +8,7 @@ is the one on the most tasks.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from engine.core.files import read_object
@@ -116,21 +116,22 @@ def number_to_report(home: Home, store: Store, row: RunRow) -> ReportedNumber | 
     measure = measure_of(sides.before, sides.after) if sides else None
     if sides is None or measure is None or not sides.after:
         return None
-    # The run's own evaluation comes first, so that `max` keeps it if a later one has as many tasks.
-    measured = [(level(sides.after, measure), run.id, sides.after)]
-    for evaluation_id, rows in _comparable_evaluations(home, store, run, config):
-        if measure_of(rows) == measure:
-            measured.append((level(rows, measure), evaluation_id, rows))
-    largest, measured_in, answers = max(measured, key=lambda item: item[0].tasks)
-    return ReportedNumber(
+    number = ReportedNumber(
         model=f"{run.id}@best",
-        level=largest,
-        measured_in=measured_in,
+        level=level(sides.after, measure),
+        measured_in=run.id,
         curve=_score_that_chose(run, measure),
         audit=audit_risk(config),
-        answers=answers,
+        answers=sides.after,
         config=config,
     )
+    for evaluation_id, rows in _comparable_evaluations(home, store, run, config):
+        if measure_of(rows) != measure:
+            continue
+        later_level = level(rows, measure)
+        if later_level.tasks > number.level.tasks:
+            number = replace(number, level=later_level, measured_in=evaluation_id, answers=rows)
+    return number
 
 
 def _comparable_evaluations(
@@ -151,7 +152,8 @@ def _comparable_evaluations(
             continue
         if evaluation.deleted.exists() or _answer_limits(evaluation_config) != own_limits:
             continue
-        if run.id not in (ref.partition("@")[0] for ref in evaluation_config.model_refs):
+        asked_runs = {ref.partition("@")[0] for ref in evaluation_config.model_refs}
+        if run.id not in asked_runs:
             continue
         for ref, rows in evaluated_models(evaluation, evaluation_config).items():
             if is_same_checkpoint(home, f"{run.id}@best", ref):

@@ -268,8 +268,9 @@ class EnvProcess:
         scores: dict[int, ScoreReply] = {}
         for row in rows:  # user code may have forged them
             index = row.get("index") if isinstance(row, dict) else None
-            is_index = isinstance(index, int) and 0 <= index < len(pairs)
-            if is_index and index not in scores:
+            if not isinstance(index, int) or not 0 <= index < len(pairs):
+                continue
+            if index not in scores:
                 scores[index] = {**score_in_row(row), "seconds": seconds_per_pair}
         return scores
 

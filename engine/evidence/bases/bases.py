@@ -68,7 +68,8 @@ def base_then(run_dir: RunDir, ref: str) -> BaseThen | None:
     if isinstance(config, TrainConfig):
         folder, weights = config.base.path, trained_base(run_dir)
     elif isinstance(config, EvaluateConfig):
-        folder = next((model.base_path for model in config.models if model.ref == ref), "")
+        folders = [model.base_path for model in config.models if model.ref == ref]
+        folder = folders[0] if folders else ""
         weights = fingerprint(_bases_asked(run_dir).get(folder, {}))
     if not folder or not weights:
         return None
@@ -85,7 +86,8 @@ def base_warnings(run_dir: RunDir) -> list[str]:
 
 
 def _other_weights_sentence(model: ModelUsed, other: OtherWeights) -> str:
-    """Say that a base has other weights than a model that has its name or its looks."""
+    """Say that the base of a run has other weights than a model with which it has the name, or the
+    configuration and vocabulary, in common."""
     own_base = f"The base {model.ref} (weights {shown(fingerprint(model.files))})"
     other_base = f"(weights {shown(other.weights)})"
     if other.run_id:
@@ -111,6 +113,7 @@ def changed_bases(run_dir: RunDir, config: RunConfig | None) -> Iterator[tuple[s
         model = model_used(run_dir)
         # A built-in model is read from this installation, as for every use of the run's model.
         folder = BUILTIN.get(config.base.ref) or Path(config.base.path)
+        # Name of a base -> (its folder, the recorded SHA-256 of its files).
         recorded = {config.base.ref: (folder, model.files if model else {})}
     else:
         recorded = {
@@ -118,14 +121,16 @@ def changed_bases(run_dir: RunDir, config: RunConfig | None) -> Iterator[tuple[s
         }
     for name, (folder, files) in recorded.items():
         parts = parts_of_model(files)
-        if parts and any(folder.glob("*.safetensors")):
-            difference = then_and_now(parts, _present(folder, parts))
+        has_weights = any(folder.glob("*.safetensors"))
+        if parts and has_weights:
+            difference = then_and_now(parts, _hashes_now(folder, parts))
             if difference:
                 yield name, difference
 
 
-def _present(folder: Path, recorded: Mapping[str, str]) -> dict[str, str]:
-    """The SHA-256 of those recorded files that the folder has now, and of all its weight files."""
+def _hashes_now(folder: Path, recorded: Mapping[str, str]) -> dict[str, str]:
+    """The SHA-256, by name, of those recorded files that the folder has now, and of all its weight
+    files."""
     names = {*recorded, *(file.name for file in folder.glob("*.safetensors"))}
     files = [folder / Path(name).name for name in sorted(names)]
     return {file.name: sha256(file) for file in files if file.is_file()}

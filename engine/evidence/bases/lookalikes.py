@@ -53,7 +53,7 @@ def _earlier_bases(home: Home, ref: str, own_weights: str, run_id: str) -> Itera
     first."""
     with Store(home) as store:
         rows = store.list_runs(_LOOK_BACK, kind="train")
-    seen = {own_weights}
+    known_weights = {own_weights}
     for row in rows:
         if row.run_id == run_id:
             continue
@@ -61,9 +61,9 @@ def _earlier_bases(home: Home, ref: str, own_weights: str, run_id: str) -> Itera
             model = Manifest.read(home.run(row.run_id).manifest).model
         except (OSError, DamagedRecord):  # not started, deleted or damaged
             continue
-        weights = fingerprint(model.files)
-        if model.ref == ref and weights and weights not in seen:
-            seen.add(weights)
+        weights = fingerprint(model.files)  # "" if no weights were recorded
+        if model.ref == ref and weights and weights not in known_weights:
+            known_weights.add(weights)
             yield OtherWeights(ref=ref, weights=weights, run_id=row.run_id)
 
 
@@ -71,15 +71,16 @@ def _models_alike(home: Home, folder: Path, own_weights: str) -> Iterator[OtherW
     """The models of this machine with the configuration and the vocabulary of the one in `folder`,
     whose weights differ from `own_weights`, the SHA-256 that stands for them there."""
     model_config = _model_config(folder)
-    seen = {own_weights}
-    for ref, other in _known_models(home):
-        if other.resolve() == folder.resolve() or _model_config(other) != model_config:
+    known_weights = {own_weights}
+    for ref, other_folder in _known_models(home):
+        is_itself = other_folder.resolve() == folder.resolve()
+        if is_itself or _model_config(other_folder) != model_config:
             continue
-        if _vocabulary(other) != _vocabulary(folder):
+        if _vocabulary(other_folder) != _vocabulary(folder):
             continue
-        weights = fingerprint(weight_hashes(home, other))
-        if weights and weights not in seen:
-            seen.add(weights)
+        weights = fingerprint(weight_hashes(home, other_folder))  # "" without weights
+        if weights and weights not in known_weights:
+            known_weights.add(weights)
             yield OtherWeights(ref=ref, weights=weights)
 
 
@@ -87,20 +88,23 @@ def _known_models(home: Home) -> Iterator[tuple[str, Path]]:
     """The models of this machine that have a name: (reference, folder)."""
     yield from BUILTIN.items()
     for name in library.names(home):
-        if (folder := library.folder_of(home, name)) is not None:
+        folder = library.folder_of(home, name)
+        if folder is not None:
             yield name, folder
     for repo in hub.cached_ids(home):
-        if (folder := hub.cached(home, repo)) is not None:
+        folder = hub.cached(home, repo)
+        if folder is not None:
             yield repo, folder
 
 
 def _model_config(folder: Path) -> JsonObject:
-    """What config.json says of the model itself; {} without one."""
+    """The entries of a model's config.json that say what the model computes, without those that say
+    how the file was written; {} without such a file."""
     config = read_object(folder / "config.json")
     return {name: value for name, value in config.items() if name not in _WRITING}
 
 
 def _vocabulary(folder: Path) -> object:
-    """The tokens of tokenizer.json with their ids; None without one."""
+    """The tokens of a model's tokenizer.json with their ids; None without such a file."""
     model = read_object(folder / "tokenizer.json").get("model")
     return model.get("vocab") if isinstance(model, dict) else None

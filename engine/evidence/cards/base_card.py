@@ -111,9 +111,10 @@ def _skills_in(home: Home, rows: Sequence[EvaluationRow]) -> list[_Skill]:
         skill.right += row.success is True
         has_room = len(skill.examples) < _EXAMPLES_OF_SKILL
         if has_room and isinstance(row.prompt, list) and row.prompt:
-            request = redact.text(str(row.prompt[-1].get("content", "")))
+            last_message = row.prompt[-1]  # the request itself
+            request = redact.text(str(last_message.get("content", "")))
             answer = redact.text(row.completion or "")
-            skill.examples.append((request, answer, ""))
+            skill.examples.append((request, answer, ""))  # without a note
     return list(skills.values())
 
 
@@ -141,7 +142,8 @@ def _example_text(request: str, reply: str, note: str) -> str:
         one_line = text.replace("\n", "\\n").replace("`", "'")
         return f"`{clip(one_line, _EXAMPLE_CHARS)}`"
 
-    return f"{as_code(request)} -> {as_code(reply)}" + (f" ({note})" if note else "")
+    remark = f" ({note})" if note else ""
+    return f"{as_code(request)} -> {as_code(reply)}{remark}"
 
 
 def _exams_section(home: Home, ref: str) -> str:
@@ -152,7 +154,8 @@ def _exams_section(home: Home, ref: str) -> str:
     for row in _runs_with(home, ref, "evaluate"):  # the newest first
         result = read_object(home.run(row.run_id).result)
         for model_result in result.get("models") or ():  # of each model that was asked
-            if model_result.get("ref") == ref and row.env_id not in line_of_env:
+            is_first_of_env = row.env_id not in line_of_env
+            if model_result.get("ref") == ref and is_first_of_env:
                 line_of_env[row.env_id] = _level_line(row, model_result)
     if not line_of_env:
         return ""

@@ -99,12 +99,11 @@ class ByMetadata:
     def warnings(self) -> list[str]:
         """The warning that some values have too few tasks, as a list of one. Returns [] if none
         has."""
-        small_slices = [value_slice for value_slice in self.slices if value_slice.is_small]
+        small_slices = [piece for piece in self.slices if piece.is_small]
         if not small_slices:
             return []
         names = ", ".join(
-            f"{value_slice.value} ({value_slice.tasks})"
-            for value_slice in small_slices[:_SENTENCE_VALUES]
+            f"{piece.value} ({piece.tasks})" for piece in small_slices[:_SENTENCE_VALUES]
         )
         return [
             f"Fewer than {FEW_TASKS} tasks have {names} under {self.key}: their intervals are "
@@ -150,7 +149,12 @@ def by_metadata(
 def _ordered_for_display(tasks_of_value: Mapping[str, set[str]]) -> list[str]:
     """The values of a key in the order in which they are shown: rising if all are numbers and few
     enough for a sentence, else those with the most tasks first."""
-    values = sorted(tasks_of_value, key=lambda value: (-len(tasks_of_value[value]), value))
+
+    def most_tasks_first(value: str) -> tuple[int, str]:
+        """The sort key: the number of tasks, negated, then the value."""
+        return -len(tasks_of_value[value]), value
+
+    values = sorted(tasks_of_value, key=most_tasks_first)
     if len(values) <= _SENTENCE_VALUES and all(_is_number(value) for value in values):
         values.sort(key=float)
     return values
@@ -177,17 +181,19 @@ def of_one_model(
 
     Raises UserError BAD_ARGUMENT if no task has the key.
     """
-    measure = measure_of(model.rows)
+    measure = measure_of(model.rows)  # None if nothing was scored
     by_value = by_metadata(home, [model], key, measure, shown=model.label)
-    name = metric or str(measure)
-    arm: Reply = {"id": model.label, "evaluated_in": model.source}
+    measure_name = metric or str(measure)
+    model_entry: Reply = {"id": model.label, "evaluated_in": model.source}
+    if measure:
+        model_entry |= level(model.rows, measure).to_json()
     return {
-        "summary": by_value.sentence(name),
+        "summary": by_value.sentence(measure_name),
         "verdict": "unknown",
-        "metric": name,
+        "metric": measure_name,
         "env_id": model.env_id,
         **by_value.to_json(),
-        "arms": [arm | level(model.rows, measure).to_json() if measure else arm],
+        "arms": [model_entry],
         "warnings": [*warnings, *by_value.warnings],
         "next": [Call("read_rollouts", {"run_id": model.source}).to_json()],
     }
@@ -204,10 +210,9 @@ def _slice_of_value(
 
     `shown` is the label of the candidate whose change against the first is tested.
     """
-    rows_of_model = {
-        candidate.label: [row for row in candidate.rows if row.task in tasks]
-        for candidate in candidates
-    }
+    rows_of_model: dict[str, list[EvaluationRow]] = {}
+    for candidate in candidates:
+        rows_of_model[candidate.label] = [row for row in candidate.rows if row.task in tasks]
     first = candidates[0].label
     is_first = shown == first
     change = None if is_first else compare_rows(rows_of_model[first], rows_of_model[shown])
@@ -240,11 +245,14 @@ def _values_of_tasks(home: Home, env_id: str, key: str) -> dict[str, str]:
     known_values = {task: value for task, value in value_of_task.items() if value is not None}
     if known_values:
         return known_values
-    keys = sorted({known_key for row in tasks for known_key in row.get("metadata") or {}})
+    keys: set[str] = set()
+    for row in tasks:
+        keys |= set(row.get("metadata") or {})
+    known_keys = ", ".join(sorted(keys)[:_SHOWN_KEYS])
     raise UserError(
         "BAD_ARGUMENT",
         f"no task of {env_id} has {key[:60]!r} in its metadata",
-        hint=f"Known: {', '.join(keys[:_SHOWN_KEYS])}." if keys else _GIVE_METADATA,
+        hint=f"Known: {known_keys}." if keys else _GIVE_METADATA,
         field="group_by",
     )
 
@@ -254,8 +262,8 @@ def _value(row: TaskRow, key: str) -> str | None:
     characters. Returns None if there is none. The key "group" is also looked up outside the
     metadata, where a task may have it instead."""
     metadata = row.get("metadata") or {}
-    value_beside_metadata = row.get(_GROUP) if key == _GROUP else None
-    value = metadata.get(key, value_beside_metadata)
+    value_outside_metadata = row.get(_GROUP) if key == _GROUP else None
+    value = metadata.get(key, value_outside_metadata)
     if value is None or value == "":
         return None
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
@@ -267,6 +275,6 @@ def _level_text(result: Level | None) -> str:
     None."""
     if result is None:
         return "not scored"
-    ends = [show(end, result.measure) for end in (result.low, result.high)]
-    low = ends[0].removesuffix(" %")
-    return f"{show(result.value, result.measure)} ({low} to {ends[1]})"
+    value = show(result.value, result.measure)
+    low, high = show(result.low, result.measure), show(result.high, result.measure)
+    return f"{value} ({low.removesuffix(' %')} to {high})"  # the unit stands behind `high`

@@ -77,17 +77,18 @@ def _in_other_words(home: Home, candidate: Candidate) -> list[str]:
     """How a candidate did on its reworded tasks, a sentence part for each kind of rewording.
     Returns [] if its evaluation reworded no task."""
     run = home.run(candidate.source)
-    models = robustness_of(run, run.find_config(), redactor_of(home, candidate.source))
-    return [
-        kind.sentence for model in models if model.model == candidate.label for kind in model.kinds
-    ]
+    sentences = []
+    for result in robustness_of(run, run.find_config(), redactor_of(home, candidate.source)):
+        if result.model == candidate.label:
+            sentences += [kind.sentence for kind in result.kinds]
+    return sentences
 
 
 def _device_hours(home: Home, candidate: Candidate) -> float | None:
     """The device hours of a candidate's training, of all its seeds together. Returns None for a
     base model."""
-    # A base model has the run id "".
-    run_ids = {member.run_id for member in candidate.members or (candidate,)} - {""}
+    members = candidate.members or (candidate,)  # one for each seed
+    run_ids = {member.run_id for member in members} - {""}  # "" is that of a base model
     if not run_ids:
         return None
     with Store(home) as store:

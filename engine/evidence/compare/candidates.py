@@ -49,14 +49,14 @@ class Sampling:
 
     def differs_in(self, other: "Sampling") -> list[str]:
         """The names of the fields that differ, among those recorded (not None) on both sides."""
-        own_values, other_values = asdict(self), asdict(other)
-        return [
-            name
-            for name in own_values
-            if own_values[name] is not None
-            and other_values[name] is not None
-            and own_values[name] != other_values[name]
-        ]
+        differing_names = []
+        other_values = asdict(other)
+        for name, value in asdict(self).items():
+            other_value = other_values[name]
+            both_recorded = value is not None and other_value is not None
+            if both_recorded and value != other_value:
+                differing_names.append(name)
+        return differing_names
 
     def to_json(self) -> dict[str, object]:
         """The fields as a JSON object."""
@@ -120,8 +120,9 @@ def find_candidates(
     """
     offers = _with_same_tasks(home, ids, _offers_by_id(home, ids, env_id))
     chosen_offers, other_envs = _choose_offers(ids, offers)
-    loaded_candidates = [candidate for offer in chosen_offers for candidate in offer.load()]
-    with_rows = [candidate for candidate in loaded_candidates if candidate.rows]
+    with_rows: list[Candidate] = []
+    for offer in chosen_offers:
+        with_rows += [candidate for candidate in offer.load() if candidate.rows]
     candidates = _with_distinct_labels(with_rows)
     _check_count(candidates, least_count)
     _check_same_sampling(candidates)
@@ -144,7 +145,8 @@ def _offers_by_id(home: Home, ids: Sequence[str], env_id: str) -> dict[str, list
 def _with_same_tasks(
     home: Home, ids: Sequence[str], offers: Mapping[str, list[Offer]]
 ) -> Mapping[str, list[Offer]]:
-    """The offers by id; without a shared environment, under the version theirs was made from."""
+    """The offers (evaluations) of each id. If the ids share no environment, a version that only
+    asks the tasks of another one with another prompt counts as that other one."""
     if _shared_environments(ids, offers):
         return offers
     return {
@@ -261,11 +263,11 @@ class _Finder:
         alone."""
         offers = []
         for row, config in self.evaluations:
-            asked_as = self._recorded_ref(ref, config.model_refs) if config is not None else ""
+            if config is None:  # missing or damaged
+                continue
+            asked_as = self._recorded_ref(ref, config.model_refs)
             if asked_as:
-                offers.append(
-                    self._offer_of_evaluation(row, config, only_model=asked_as, label=ref)
-                )
+                offers.append(self._offer_of_evaluation(row, config, asked_as, label=ref))
         return offers
 
     def _recorded_ref(self, ref: str, model_refs: Sequence[str]) -> str:
@@ -277,8 +279,10 @@ class _Finder:
         """
         if ref in model_refs:
             return ref
-        same_models = (other for other in model_refs if is_same_checkpoint(self.home, ref, other))
-        return next(same_models, "")
+        for model_ref in model_refs:
+            if is_same_checkpoint(self.home, ref, model_ref):
+                return model_ref
+        return ""
 
     def _not_evaluated(self, ref: str, row: RunRow, files_deleted: bool) -> UserError:
         """The error for a model without evaluation; `row` is the run of `ref`.
@@ -450,18 +454,18 @@ def _choose_offers(
     `ids`, the other environments that all ids share). Raises UserError NOT_COMPARABLE if the ids
     share no environment.
     """
-    common_env_ids = _common_environments(ids, offers)
+    env_id, *other_env_ids = _common_environments(ids, offers)
     best_offers: list[Offer] = []
     best_agreement = (-1, -1, -1)  # lower than any possible agreement
-    first_offers = [offer for offer in offers[ids[0]] if offer.env_id == common_env_ids[0]]
+    offers_of_first_id = [offer for offer in offers[ids[0]] if offer.env_id == env_id]
     # Try each offer of the first id with the offers of the other ids that fit it best. Of equally
     # good combinations the first one wins.
-    for first in first_offers:
+    for first in offers_of_first_id:
         offers_like_first = [_nearest_offer(first, offers[ref]) for ref in ids]
         agreement = _agreement(first, offers_like_first)
         if agreement > best_agreement:
             best_offers, best_agreement = offers_like_first, agreement
-    return best_offers, common_env_ids[1:]
+    return best_offers, other_env_ids
 
 
 def _agreement(first: Offer, offers: Sequence[Offer]) -> tuple[int, int, int]:
@@ -494,10 +498,9 @@ def _common_environments(ids: Sequence[str], offers: Mapping[str, list[Offer]]) 
 def _shared_environments(ids: Sequence[str], offers: Mapping[str, list[Offer]]) -> list[str]:
     """The environments on which all ids were evaluated, in the order of the first id's offers."""
     env_ids_of_refs = [{offer.env_id for offer in offers[ref]} for ref in ids]
-    first_env_ids = dict.fromkeys(offer.env_id for offer in offers[ids[0]])  # each once
-    return [
-        env_id for env_id in first_env_ids if all(env_id in env_ids for env_ids in env_ids_of_refs)
-    ]
+    shared_env_ids = set.intersection(*env_ids_of_refs)
+    first_env_ids = dict.fromkeys(offer.env_id for offer in offers[ids[0]])  # each once, in order
+    return [env_id for env_id in first_env_ids if env_id in shared_env_ids]
 
 
 def _nearest_offer(first: Offer, offers: Iterable[Offer]) -> Offer:
@@ -543,15 +546,13 @@ def _is_behind_url(candidate: Candidate) -> bool:
 
 
 def _sampling_warnings(candidates: Sequence[Candidate]) -> list[str]:
-    """Warnings about token limits that differ (as for a model behind a URL), or that were recorded
-    for only some of the candidates."""
-    limits = {candidate.label: candidate.sampling.max_tokens for candidate in candidates}
-    if len(set(limits.values())) > 1 and None not in limits.values():
-        lengths = ", ".join(f"{label} {limit}" for label, limit in limits.items())
+    """A warning, as a list of one, that the limits on tokens differ (as for a model behind a URL),
+    or that they were recorded for only some of the candidates. Returns [] otherwise."""
+    token_limits = {candidate.label: candidate.sampling.max_tokens for candidate in candidates}
+    labels_without_limit = [label for label, limit in token_limits.items() if limit is None]
+    if not labels_without_limit and len(set(token_limits.values())) > 1:
+        lengths = ", ".join(f"{label} {limit}" for label, limit in token_limits.items())
         return [f"Their longest answers differ in tokens, which they count differently: {lengths}."]
-    labels_without_limit = [
-        candidate.label for candidate in candidates if candidate.sampling.max_tokens is None
-    ]
     if not labels_without_limit or len(labels_without_limit) == len(candidates):
         return []
     return [
@@ -561,7 +562,7 @@ def _sampling_warnings(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _reported_tasks(run: RunDir, step: int) -> int:
-    """How many tasks the run's result at a step is reported on; 0 if none was asked."""
+    """The number of tasks on which the run's result at a step is reported; 0 if none was asked."""
     return len({row.task for row in _reported_rows(run, step)})
 
 
@@ -575,9 +576,9 @@ def _reported_rows(run: RunDir, step: int) -> list[EvaluationRow]:
 
 
 def _env_matches(env_id: str, requested: str) -> bool:
-    """Whether `env_id` (name@hash) is `requested`, has that name, or begins with `requested`."""
-    name, _, _ = env_id.partition("@")
-    return env_id == requested or name == requested or env_id.startswith(requested)
+    """Whether an environment version `env_id` (name@hash) is the one `requested`, which may be its
+    name or the beginning of its id."""
+    return env_id.startswith(requested)  # its name is a beginning of it, too
 
 
 def _env_ids_text(offers: Iterable[Offer]) -> str:

@@ -138,7 +138,7 @@ def compare_runs(
         if error.code != "NO_EVALUATION":
             raise
         reply = settings_alone(home, _checked_ids(ids), error)
-        if reply is None:
+        if reply is None:  # not all of them are training runs
             raise
         return reply
 
@@ -168,7 +168,7 @@ def _compare_answers(
             settings differ), or ENV_SEALED (`group_by` on an environment whose held-out tasks are
             sealed).
     """
-    metric = "" if metric in OWN_MEASURES else metric
+    metric = "" if metric in OWN_MEASURES else metric  # success, reward and loss are no metrics
     least_count = 1 if group_by else 2
     candidates, warnings = _candidates_to_compare(home, ids, env_id, least_count)
     if metric:
@@ -308,7 +308,8 @@ def _checked_ids(ids: Sequence[str]) -> list[str]:
 
     Raises UserError BAD_ARGUMENT if none or more than `MOST_CANDIDATES` remain.
     """
-    distinct_ids = list(dict.fromkeys(str(ref).strip() for ref in ids if str(ref).strip()))
+    stripped_ids = (str(ref).strip() for ref in ids)
+    distinct_ids = list(dict.fromkeys(ref for ref in stripped_ids if ref))
     if not 1 <= len(distinct_ids) <= MOST_CANDIDATES:
         raise UserError(
             "BAD_ARGUMENT",
@@ -359,7 +360,7 @@ def _summary(main: Contest, number_of_contests: int) -> str:
         text += f" It is the best of {number_of_contests} compared with {main.first.label}."
     if main.comparison.outcome.verdict not in ("better", "worse"):
         return text
-    if main.cause.refused:
+    if main.cause.refused:  # several things changed
         text += f" Not attributed: {main.cause.reason}."
     elif main.cause.only_change:
         text += f" One lever changed: {main.cause.only_change}."
@@ -375,9 +376,10 @@ def _cautions(
     most_unpaired = max(comparison.outcome.unpaired for comparison in comparisons)
     if most_unpaired:
         notes.append(f"Up to {most_unpaired} tasks were scored on one side only and are left out.")
-    notes += dict.fromkeys(  # each note once
-        note for comparison in comparisons for note in notes_on_counting(comparison)
-    )
+    counting_notes: list[str] = []
+    for comparison in comparisons:
+        counting_notes += notes_on_counting(comparison)
+    notes += dict.fromkeys(counting_notes)  # each once
     notes += _notes_on_tasks_that_chose(home, candidates)
     return notes[:_MOST_NOTES]
 
@@ -397,10 +399,11 @@ def _first_settings(table: dict[str, dict[str, object]]) -> dict[str, dict[str, 
 
     If the algorithms differ, settings that only one of them has are left out: they tell nothing.
     """
-    if "algorithm" in table:
+    if "algorithm" in table:  # the algorithms differ
         candidate_count = max(len(values) for values in table.values())
         table = {name: values for name, values in table.items() if len(values) == candidate_count}
-    return {name: table[name] for name in list(table)[:_MOST_SETTINGS]}
+    first_names = list(table)[:_MOST_SETTINGS]
+    return {name: table[name] for name in first_names}
 
 
 def _within_limit(standing: Standing) -> Reply:

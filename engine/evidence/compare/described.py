@@ -92,10 +92,12 @@ def difference(first: Described, second: Described) -> Difference:
     choices = _differing_values(first.choices, second.choices, choice_names)
     chosen_by_somebody = first.chosen | second.chosen
     chosen_settings = once_per_length([name for name in settings if name in chosen_by_somebody])
+    followed = {name: pair for name, pair in settings.items() if name not in chosen_settings}
+    both_complete = first.is_complete and second.is_complete
     return Difference(
         chosen=choices | {name: settings[name] for name in chosen_settings},
-        followed={name: pair for name, pair in settings.items() if name not in chosen_settings},
-        partial=not (first.is_complete and second.is_complete),
+        followed=followed,
+        partial=not both_complete,
     )
 
 

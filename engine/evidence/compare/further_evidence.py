@@ -99,7 +99,8 @@ def _rows_to_ask(needed_rows: int | None, compared_rows: int, split_size: int | 
     the rows compared so far. `split_size` is None if it is not known.
     """
     wanted_rows = max(_FEWEST_ROWS, needed_rows or 2 * compared_rows)
-    return min(wanted_rows, _MOST_ROWS_OF_UNKNOWN_SPLIT if split_size is None else split_size)
+    most_rows = _MOST_ROWS_OF_UNKNOWN_SPLIT if split_size is None else split_size
+    return min(wanted_rows, most_rows)
 
 
 def _evaluated_split(home: Home, candidate: Candidate) -> str:
@@ -128,7 +129,8 @@ def _asked_tasks(home: Home, first: Candidate, other: Candidate) -> set[str]:
 
     Contaminated tasks were asked too, but their rows were removed before the comparison.
     """
-    compared_tasks = {row.task for candidate in (first, other) for row in candidate.rows}
-    return compared_tasks.union(
-        taught_tasks(home.run(first.source)), taught_tasks(home.run(other.source))
-    )
+    asked_tasks: set[str] = set()
+    for candidate in (first, other):
+        asked_tasks |= {row.task for row in candidate.rows}
+        asked_tasks |= taught_tasks(home.run(candidate.source))  # the contaminated ones
+    return asked_tasks

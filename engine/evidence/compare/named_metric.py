@@ -34,12 +34,15 @@ def by_metric(candidates: Sequence[Candidate], metric: str) -> list[Candidate]:
 def _no_such_metric(candidates: Sequence[Candidate], metric: str) -> UserError:
     """The error that no answer of the candidates has `metric`; its hint names the metrics that
     exist."""
-    all_rows = (row for candidate in candidates for row in candidate.rows)
-    names = sorted({name for row in all_rows for name in row.metrics or {}})
+    names: set[str] = set()
+    for candidate in candidates:
+        for row in candidate.rows:
+            names |= set(row.metrics or {})
+    known_names = ", ".join(sorted(names)[:_SHOWN_NAMES])
     return UserError(
         "BAD_ARGUMENT",
         f"no answer has a metric {metric[:60]!r}",
-        hint=f"Known: {', '.join(names[:_SHOWN_NAMES])}." if names else "The scorer names none.",
+        hint=f"Known: {known_names}." if names else "The scorer names none.",
         field="metric",
     )
 

@@ -168,8 +168,9 @@ def count_pairs(items: Iterable[BeforeAfter]) -> PairCounts:
 
     `items` holds one (value before, value after) per item.
     """
+    # (order before, order after) -> number of pairs. An order is 1 or -1; 0 means equal. Pairs that
+    # are equal both times are not in it.
     pairs = _pairs_by_order(items)
-    # A key is (order before, order after), where 0 means equal.
     return PairCounts(
         kept=pairs[1, 1] + pairs[-1, -1],
         reversed=pairs[1, -1] + pairs[-1, 1],
@@ -264,11 +265,14 @@ def _model_flips(moves: Sequence[RankMove]) -> list[tuple[str, str]]:
 
 
 def _furthest_moves(moves: Sequence[RankMove]) -> list[RankMove]:
-    """At most `SHOWN` tasks whose rank moved, the furthest first."""
-    furthest_first = sorted(
-        moves, key=lambda move: (-abs(move.rank_after - move.rank_before), move.name)
-    )
-    return [move for move in furthest_first[:SHOWN] if move.rank_before != move.rank_after]
+    """At most `SHOWN` tasks whose rank moved, the furthest first; equal moves by name."""
+
+    def furthest_first(move: RankMove) -> tuple[int, str]:
+        """The sort key: how many ranks the task moved, negated, then its name."""
+        return -abs(move.rank_after - move.rank_before), move.name
+
+    moved = [move for move in moves if move.rank_before != move.rank_after]
+    return sorted(moved, key=furthest_first)[:SHOWN]
 
 
 def _ranks(values: Mapping[str, float]) -> dict[str, int]:
@@ -289,13 +293,13 @@ def _rows_by_task(rows: Iterable[EvaluationRow]) -> dict[str, list[EvaluationRow
 
 def _mean_rewards(rows: Sequence[EvaluationRow]) -> BeforeAfter:
     """The mean reward (before, after) of these rows, of which there must be at least one."""
-    before_by_task: list[list[float]] = []  # for each task the old rewards of its attempts
-    after_by_task: list[list[float]] = []
+    rewards_before: list[list[float]] = []  # for each task the old rewards of its attempts
+    rewards_after: list[list[float]] = []  # and the new ones
     for task_rows in _rows_by_task(rows).values():
         rewards = [_rewards(row) for row in task_rows]
-        before_by_task.append([before for before, _ in rewards])
-        after_by_task.append([after for _, after in rewards])
-    return _mean_over_tasks(before_by_task), _mean_over_tasks(after_by_task)
+        rewards_before.append([before for before, _ in rewards])
+        rewards_after.append([after for _, after in rewards])
+    return _mean_over_tasks(rewards_before), _mean_over_tasks(rewards_after)
 
 
 def _mean_over_tasks(values_by_task: Sequence[Sequence[float]]) -> float:
@@ -313,12 +317,12 @@ def _rewards(row: EvaluationRow) -> BeforeAfter:
 
 
 def _scored_twice(row: EvaluationRow) -> bool:
-    """Whether both scorings of the row worked."""
+    """Whether both scorings of the row, by the old and by the new reward, worked."""
     return not row.error and not row.error_before
 
 
 def _sample_if_many(values: list[BeforeAfter]) -> list[BeforeAfter]:
-    """All values, or a random sample of `MOST_TASKS` if more than that are distinct.
+    """All `values`, or a random sample of `MOST_TASKS` of them if more than that are distinct.
 
     The seed is the number of values, so that the same values always give the same sample.
     """

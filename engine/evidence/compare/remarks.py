@@ -48,8 +48,8 @@ def numbers_to_report(home: Home, candidates: Sequence[Candidate]) -> list[str]:
                 continue  # several seeds together, or a model that no run trained
             answered_in_training = candidate.source == candidate.run_id
             ref, _, _ = candidate.label.partition(" in ")  # a label may be "r-1@best in r-1"
-            best = f"{candidate.run_id}@best"
-            if answered_in_training and is_same_checkpoint(home, ref, best):
+            best_ref = f"{candidate.run_id}@best"
+            if answered_in_training and is_same_checkpoint(home, ref, best_ref):
                 sentences += _number_elsewhere(home, store, candidate)
     return sentences
 
@@ -86,9 +86,10 @@ def diagnosis(home: Home, other: Candidate, comparison: Comparison) -> list[Call
     if comparison.outcome.verdict == "better" or other.members:
         return []
     run_id, _, _ = other.label.partition("@")  # a label may be "r-1@step20"
-    with Store(home) as store, contextlib.suppress(UserError):  # no run has this id
+    with Store(home) as store, contextlib.suppress(UserError):  # raised if no run has this id
         # `get_run` also accepts a unique beginning of an id, which must not count here.
-        if store.get_run(run_id).run_id == run_id:
+        is_whole_id = store.get_run(run_id).run_id == run_id
+        if is_whole_id:
             return [Call("diagnose", {"run_id": run_id})]
     return []
 

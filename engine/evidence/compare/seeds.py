@@ -41,7 +41,8 @@ def with_seeds_joined(home: Home, candidates: Sequence[Candidate]) -> list[Candi
     """
     by_configuration: dict[str, list[Candidate]] = {}
     for candidate in candidates:
-        by_configuration.setdefault(_configuration_key(home, candidate), []).append(candidate)
+        key = _configuration_key(home, candidate)  # equal for seeds of one configuration
+        by_configuration.setdefault(key, []).append(candidate)
     all_are_one = len(by_configuration) < 2  # if joined, nothing would be left to compare with
     none_to_join = len(by_configuration) == len(candidates)
     if all_are_one or none_to_join:
@@ -141,7 +142,8 @@ def _joined_candidate(home: Home, members: list[Candidate]) -> Candidate:
     if len(members) == 1:
         return members[0]
     seeds = [seed_of(home, candidate) for candidate in members]
-    if len(set(seeds)) < len(seeds):  # repeats of one seed tell nothing about other seeds
+    has_repeats = len(set(seeds)) < len(seeds)
+    if has_repeats:  # repeats of one seed tell nothing about other seeds
         return members[-1]
     rows = [row for candidate in members for row in candidate.rows]
     return replace(members[0], label=_joint_label(members), rows=rows, members=tuple(members))
@@ -243,7 +245,7 @@ def _verdict_over_seeds(comparison: Comparison, means: _SeedMeans) -> PairedVerd
     """
     verdict_of_rows = comparison.outcome
     tasks = means.shared_tasks
-    clusters = Clusters.from_groups(tasks, means.group_of_task)
+    clusters = Clusters.from_groups(tasks, means.group_of_task)  # None without groups
     if len(tasks) < 2 or (clusters and clusters.count < 2):
         reason = "all tasks are of one group" if clusters else "the seeds share no tasks"
         return replace(verdict_of_rows, verdict="unknown", reason=reason, diff=None)
@@ -299,28 +301,28 @@ def _variance_and_freedom(
         clusters: at least two groups of tasks; with them the variance over tasks is that of the
             sums of the groups (Liang and Zeger 1986). None if the tasks are independent.
     """
+    # A task without a group is a group of its own.
     groups = clusters.members if clusters else [[task] for task in differences]
     task_freedom = len(groups) - 1
     mean = _mean(list(differences.values()))
-    sums = [math.fsum(differences[task] - mean for task in tasks) for tasks in groups]
-    squares = math.fsum(value * value for value in sums)
+    group_sums = [math.fsum(differences[task] - mean for task in tasks) for tasks in groups]
+    sum_of_squares = math.fsum(group_sum * group_sum for group_sum in group_sums)
     # The variance of the mean over the tasks.
-    task_variance = squares * len(groups) / task_freedom / len(differences) ** 2
+    task_variance = sum_of_squares * len(groups) / task_freedom / len(differences) ** 2
     seed_freedom = len(levels.before) + len(levels.after) - 2
     seed_variance = _seed_variance(levels, seed_freedom)
     total_variance = task_variance + seed_variance
     if total_variance <= 0.0:
         return 0.0, 0.0
-    satterthwaite = task_variance**2 / task_freedom + seed_variance**2 / seed_freedom
-    return total_variance, total_variance**2 / satterthwaite
+    weighted_squares = task_variance**2 / task_freedom + seed_variance**2 / seed_freedom
+    return total_variance, total_variance**2 / weighted_squares
 
 
 def _seed_variance(levels: _SeedLevels, freedom: int) -> float:
-    """The variance over seeds of the difference of the means; `freedom` is its degrees of
-    freedom."""
-    pooled_variance = (
-        _squared_deviations(levels.before) + _squared_deviations(levels.after)
-    ) / freedom
+    """The variance, over seeds, of the difference between the mean of the seeds `after` and that of
+    the seeds `before`; `freedom` are its degrees of freedom."""
+    deviations = _squared_deviations(levels.before) + _squared_deviations(levels.after)
+    pooled_variance = deviations / freedom  # of a single seed
     return pooled_variance * (1.0 / len(levels.before) + 1.0 / len(levels.after))
 
 

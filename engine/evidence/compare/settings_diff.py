@@ -97,7 +97,8 @@ def making_of_run(home: Home, run_id: str) -> Making:
 
 
 def making_of_seen(home: Home, run_id: str) -> Making:
-    """As `making_of_run`, of a run that the viewer is known to see: the database is not asked."""
+    """How the model of a run was made, for a run that the viewer of the home is known to see (the
+    database is not asked). Otherwise as `making_of_run`."""
     run = home.run(run_id)
     config = run.find_config()
     if not isinstance(config, TrainConfig):
@@ -176,13 +177,14 @@ def attribution(home: Home, first: Candidate, second: Candidate) -> Attribution:
     second, second_prompt = _model_and_prompt(home, second)
     first_making, second_making = making_of(home, first), making_of(home, second)
     same_model = (first.label, first.step) == (second.label, second.step)
-    if same_model and first_prompt != second_prompt:
+    prompts_differ = first_prompt != second_prompt
+    if same_model and prompts_differ:  # one model, asked with two prompts
         changes = []
     else:
         changes = _trainings_between(home, first, second, first_making, second_making)
-    if changes is None:
+    if changes is None:  # both were trained, and neither was trained into the other
         changes = changed_names(first_making, second_making)
-    if first_prompt != second_prompt:
+    if prompts_differ:  # another prompt makes another environment version, so that is no change
         changes = ["prompt", *(name for name in changes if name != "env_id")]
     if swapped_base(home, first, second) is not None:
         changes = [*changes, _BASE_WEIGHTS]
@@ -211,28 +213,31 @@ def swapped_base(
 def _base_of(home: Home, candidate: Candidate) -> BaseThen | None:
     """The base under a candidate when its answers were given. Of several seeds, whose bases are
     equal, it is that of the first."""
-    if candidate.members:
-        candidate = candidate.members[0]
-    ref, _, _ = candidate.label.partition(" in ")  # a label may be "r-1@best in e-1"
+    first_seed = candidate.members[0] if candidate.members else candidate
+    ref, _, _ = first_seed.label.partition(" in ")  # a label may be "r-1@best in e-1"
     ref, _, _ = ref.partition(" (#")  # or "pebble (#2)", where a model was asked twice
-    return base_then(home.run(candidate.source), ref)
+    return base_then(home.run(first_seed.source), ref)
 
 
 def _model_and_prompt(home: Home, candidate: Candidate) -> tuple[Candidate, str]:
-    """A candidate as the model that it is, and the environment version whose prompt it was asked
-    with: a run that searched for a prompt stands for its model with the new one."""
+    """(the candidate as the model that it is, the environment version whose prompt it was asked
+    with).
+
+    A run that searched for a prompt changed no model: it stands for the model it asked, with the
+    new prompt.
+    """
     run = home.run(candidate.run_id or candidate.source)
     config = run.find_config()
     label = candidate.label.removesuffix(f" on {candidate.env_id}")
     if not candidate.run_id or not isinstance(config, PromptConfig):
         return replace(candidate, label=label), candidate.env_id
-    chosen = chosen_prompt(run.prompts)
+    new_prompt = chosen_prompt(run.prompts)
     env_id = candidate.env_id
-    if chosen and chosen.env_id:
-        env_id = chosen.env_id
-    maker = trained_by(home, config.model)
-    step = step_in_ref(config.model) if maker else None
-    return replace(candidate, label=config.model, run_id=maker, step=step), env_id
+    if new_prompt and new_prompt.env_id:
+        env_id = new_prompt.env_id
+    training_run_id = trained_by(home, config.model)  # "" for a base model
+    step = step_in_ref(config.model) if training_run_id else None
+    return replace(candidate, label=config.model, run_id=training_run_id, step=step), env_id
 
 
 def _reason_for_noise(first: Making, second: Making) -> str:
@@ -270,11 +275,12 @@ def _differing_values(settings_of: Mapping[str, dict[str, object]]) -> dict[str,
     """
     # A dict instead of a set, to keep the order.
     names = dict.fromkeys(name for settings in settings_of.values() for name in settings)
-    table = {
-        name: {label: settings.get(name) for label, settings in settings_of.items()}
-        for name in names
-    }
-    return {name: values for name, values in table.items() if not _all_equal(values.values())}
+    differing: dict[str, dict[str, object]] = {}
+    for name in names:
+        value_of_label = {label: settings.get(name) for label, settings in settings_of.items()}
+        if not _all_equal(value_of_label.values()):
+            differing[name] = value_of_label
+    return differing
 
 
 def _all_equal(values: Iterable[object]) -> bool:
@@ -353,7 +359,8 @@ def changed_names(first: Making, second: Making) -> list[str]:
     chosen_settings = [
         name for name in changed_settings if was_chosen(first, name) or was_chosen(second, name)
     ]
-    return once_per_length((changed_choices + chosen_settings) or changed_settings)
+    changed_by_somebody = changed_choices + chosen_settings
+    return once_per_length(changed_by_somebody or changed_settings)
 
 
 def once_per_length(names: Sequence[str]) -> list[str]:
@@ -361,13 +368,14 @@ def once_per_length(names: Sequence[str]) -> list[str]:
     first of these is kept."""
     if not all(name in names for name in _LENGTH):
         return list(names)
-    _kept, *left_out = _LENGTH
-    return [name for name in names if name not in left_out]
+    redundant = _LENGTH[1:]
+    return [name for name in names if name not in redundant]
 
 
 def continues(second: Making, first: Making) -> bool:
-    """Whether the training `second` starts from the model that the run of `first` made."""
-    return bool(first.run_id) and second.start.partition("@")[0] == first.run_id
+    """Whether the training `second` starts from a model that the run of `first` made."""
+    start_run_id, _, _ = second.start.partition("@")  # the start may be "r-1@best"
+    return bool(first.run_id) and start_run_id == first.run_id
 
 
 def _changed_settings(first: Making, second: Making) -> list[str]:
@@ -375,11 +383,11 @@ def _changed_settings(first: Making, second: Making) -> list[str]:
 
     Results that differ by the seed alone differ by noise (`_reason_for_noise`).
     """
-    setting_names = dict.fromkeys([*first.setting_values, *second.setting_values])
+    setting_names = dict.fromkeys([*first.setting_values, *second.setting_values])  # each once
+    ignored_names = {*NEUTRAL, "seed"}
     return [
         name
         for name in setting_names
-        if name not in NEUTRAL
-        and name != "seed"
+        if name not in ignored_names
         and first.setting_values.get(name) != second.setting_values.get(name)
     ]

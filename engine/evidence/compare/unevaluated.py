@@ -22,7 +22,7 @@ def settings_alone(home: Home, ids: Sequence[str], reason: UserError) -> Reply |
     """
     runs_or_none = [_described(home, ref) for ref in ids]
     runs = [run for run in runs_or_none if run is not None]
-    if len(runs) < len(ids) or len(runs) < 2:
+    if len(runs) < len(ids) or len(runs) < 2:  # one is no training run, or there is just one
         return None
     first, *later_runs = runs
     differences = {run.name: difference(first, run) for run in later_runs}
@@ -44,10 +44,10 @@ def settings_alone(home: Home, ids: Sequence[str], reason: UserError) -> Reply |
 def _described(home: Home, ref: str) -> Described | None:
     """The configuration of the training run of a reference such as "sums-sft-1@best". Returns None
     if it is no training run of this home."""
-    name = ref.partition("@")[0]
+    name, _, _ = ref.partition("@")
     try:
         with Store(home) as store:
-            run_id = store.get_run(name).run_id
+            run_id = store.get_run(name).run_id  # `name` may be the beginning of an id
     except UserError:  # a model that no run made
         return None
     return described_run(home, run_id)

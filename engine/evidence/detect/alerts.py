@@ -57,20 +57,18 @@ class _Beginning:
 
 
 class Watch:
-    """Runs the detectors after every step of a training run and keeps the state of its alerts.
-
-    Args:
-        run: its folder; rollouts of earlier steps are read from there.
-        settings: the run's settings by name.
-        exam_tasks: how many tasks each `heldout_` value is measured on; 0 if not known.
-    """
+    """Runs the detectors after every step of a training run and keeps the state of its alerts."""
 
     def __init__(
         self, run: RunDir, algorithm: str, settings: KnownSettings, exam_tasks: int = 0
     ) -> None:
         """Start watching at step 0; `catch_up` moves on to a later step.
 
-        `exam_tasks` is the number of tasks that each held-out value is measured on; 0 if not known.
+        Args:
+            run: the folder of the run; rollouts of earlier steps are read from there.
+            algorithm: that of the trainer, such as "grpo".
+            settings: the run's settings by name.
+            exam_tasks: how many tasks each held-out value is measured on; 0 if not known.
         """
         self.run = run
         self.algorithm = algorithm
@@ -107,14 +105,15 @@ class Watch:
 
         Alert events after `step` are ignored, and so are all other kinds of event.
         """
+        finding_id = str(event.fields.get("id"))  # of an alert event
         if event.event == "data":  # the rows are the same at every step
             self.training_rows = training_rows(event)
         elif event.step is None or event.step > step:
             return  # these steps will be repeated, and their alerts will be raised again
         elif event.event == "alert":
-            self.active_alerts[str(event.fields.get("id"))] = 0
+            self.active_alerts[finding_id] = 0  # its finding is absent since 0 steps
         elif event.event == "alert_cleared":
-            self.active_alerts.pop(str(event.fields.get("id")), None)
+            self.active_alerts.pop(finding_id, None)
 
     def check_step(
         self,
@@ -190,22 +189,24 @@ class Watch:
             and finding_id not in active_before
         ]
         for finding in to_raise:
-            self.active_alerts[finding.id] = 0
+            self.active_alerts[finding.id] = 0  # its finding is absent since 0 steps
         return to_raise, cleared
 
     def _clear_absent(self, findings_now: Mapping[str, Finding]) -> list[str]:
         """Count for how many steps the finding of each active alert is absent, and end alerts that
         are over.
 
-        An alert is over if its finding was absent `CLEAR_AFTER` times in a row. Returns the ids of
-        those alerts; `findings_now` are the findings of this step by id.
+        An alert is over if its finding was absent five steps in a row (`STEPS_TO_CLEAR`). Returns
+        the ids of those alerts; `findings_now` are the findings of this step by id.
         """
         steps_absent = {
             finding_id: 0 if finding_id in findings_now else steps + 1
             for finding_id, steps in self.active_alerts.items()
         }
         cleared = [
-            finding_id for finding_id, steps in steps_absent.items() if steps >= limits.CLEAR_AFTER
+            finding_id
+            for finding_id, steps in steps_absent.items()
+            if steps >= limits.STEPS_TO_CLEAR
         ]
         self.active_alerts = {
             finding_id: steps
@@ -222,11 +223,13 @@ class Watch:
         return math.ceil(steps / eval_every)
 
     def _read_view(self, step: int) -> None:
-        """Read the rollouts of a past step and keep them in numbers."""
-        self._add_view(view_of(step, read_trajectories(self.run.rollouts(step)), self.settings))
+        """Read the rollouts of a past step from its file and keep them in numbers (a view)."""
+        rollouts = read_trajectories(self.run.rollouts(step))
+        self._add_view(view_of(step, rollouts, self.settings))
 
     def _add_view(self, view: View | None) -> None:
-        """Keep the answers of a step in numbers; None for a step without answers."""
+        """Keep a view (the answers of a step in numbers); None stands for a step without answers
+        and is not kept."""
         if view is not None:
             self.views.append(view)
 
@@ -237,8 +240,8 @@ class Watch:
 
 
 def _steps_until_raised(finding_id: str) -> int:
-    """How many steps in a row must have this finding before its alert is raised."""
-    return 1 if finding_id in _JUDGED_BY_ONE_EVALUATION else limits.RAISE_AFTER
+    """How many steps in a row must have the finding with this id before its alert is raised."""
+    return 1 if finding_id in _JUDGED_BY_ONE_EVALUATION else limits.STEPS_TO_RAISE
 
 
 def _drop_middle(steps: MutableSequence[Any]) -> None:
@@ -273,25 +276,24 @@ def open_alerts(run: RunDir) -> list[Finding]:
 
 
 def _finding_of_event(finding_id: str, event: Event) -> Finding:
-    """Rebuild the finding from its `alert` event (see `alert_fields`)."""
-    lever = event.fields.get("lever") or {}
-    if lever.get("setting"):
-        change = setting_lever(
-            str(lever["setting"]), lever.get("now"), lever.get("to"), str(lever.get("why") or "")
-        )
+    """Rebuild a finding from the `alert` event that `alert_fields` wrote of it."""
+    change = event.fields.get("lever") or {}  # the one change to try
+    if change.get("setting"):
+        name, why = str(change["setting"]), str(change.get("why") or "")
+        lever = setting_lever(name, now=change.get("now"), to=change.get("to"), why=why)
     else:
-        change = edit_lever(str(lever.get("edit") or ""))
+        lever = edit_lever(str(change.get("edit") or ""))
     return Finding(
         finding_id,
-        f"Alert of step {event.step}: {event.message}",
-        event.fields.get("numbers") or {},
-        change,
+        what=f"Alert of step {event.step}: {event.message}",
+        evidence=event.fields.get("numbers") or {},
+        lever=lever,
         playbook=str(event.fields.get("playbook") or "failures"),
     )
 
 
 def alert_fields(finding: Finding) -> dict[str, object]:
-    """A finding as the fields of its `alert` event."""
+    """A finding as the fields of its `alert` event in the log of the run."""
     return {
         "id": finding.id,
         "severity": finding.severity,

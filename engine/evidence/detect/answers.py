@@ -7,18 +7,11 @@ from collections.abc import Mapping
 
 from engine.core.format import whole_percent
 from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
-from engine.evidence.detect.groups import is_learning, never_solved
 from engine.evidence.detect.learning import too_short
 from engine.evidence.detect.setbacks import cut_is_paid
-from engine.evidence.detect.views import (
-    START_STEPS,
-    Facts,
-    level_if_lasting,
-    mean,
-    mean_or_none,
-    recent_mean,
-)
+from engine.evidence.detect.views import START_STEPS, Facts, is_learning, never_solved
 from engine.evidence.stats import thresholds as limits
+from engine.evidence.stats.trends import level_if_lasting, mean, mean_or_none, recent_mean
 from engine.records.settings import ROW_ALGORITHMS, SAMPLING_ALGORITHMS
 
 
@@ -32,7 +25,7 @@ def truncation(facts: Facts) -> Finding | None:
         return _cut_rows(facts) or _cut_heldout_answers(facts)
     if facts.algorithm == "evaluate":
         return _cut_heldout_answers(facts)
-    cut_share = level_if_lasting(facts.series("truncated_share"), limits.TRUNCATED)
+    cut_share = level_if_lasting(facts.series("truncated_share"), limits.HIGH_CUT_SHARE)
     if cut_share is None:
         return _no_room_from_the_start(facts)
     if _reason_beyond_limit(facts) and not _reference_is_cut(facts):
@@ -55,7 +48,7 @@ def length_grew(facts: Facts) -> Finding | None:
     Returns None if few answers are cut, or if they may simply need a higher limit (see
     `truncation`).
     """
-    cut_share = level_if_lasting(facts.series("truncated_share"), limits.TRUNCATED)
+    cut_share = level_if_lasting(facts.series("truncated_share"), limits.HIGH_CUT_SHARE)
     reason = _reason_beyond_limit(facts)
     if cut_share is None or not reason or _reference_is_cut(facts):
         return None  # the detector `truncation` reports other cuts
@@ -95,16 +88,16 @@ def _reason_beyond_limit(facts: Facts) -> str:
     while more of them become right.
     """
     out_of_turns_share = recent_mean(facts.view_values("out_of_turns_share")) or 0.0
-    if out_of_turns_share > 0.5 * limits.TRUNCATED:  # the cuts are not mainly about length
+    if out_of_turns_share > 0.5 * limits.HIGH_CUT_SHARE:  # the cuts are not mainly about length
         return ""
     # Whether cut answers are paid can be told only by comparison with answers that are not cut.
     uncut_reward_known = recent_mean(facts.view_values("uncut_reward")) is not None
     cut_answers_paid = uncut_reward_known and cut_is_paid(facts)
     # In a run that learns, and does not pay cut answers, longer answers may simply be better ones.
-    if cut_answers_paid or not is_learning(facts):
-        growth = _growth_text(facts)
-        if growth:
-            return growth
+    growth_counts = cut_answers_paid or not is_learning(facts)
+    growth = _growth_text(facts) if growth_counts else ""
+    if growth:
+        return growth
     return "earn as much as the others, though hardly one is right" if cut_answers_paid else ""
 
 
@@ -118,7 +111,7 @@ def _growth_text(facts: Facts) -> str:
     if length is None:
         return ""
     length_start, cut_share_start = _level_at_start(facts)
-    if cut_share_start > limits.TRUNCATED or length < limits.LENGTH_UP * length_start:
+    if cut_share_start > limits.HIGH_CUT_SHARE or length < limits.LONGER_FACTOR * length_start:
         return ""
     return (
         f"at the start {whole_percent(cut_share_start)} were: their length grew from "
@@ -138,7 +131,9 @@ def _level_at_start(facts: Facts) -> tuple[float, float]:
         return mean(lengths[:START_STEPS]), mean(cut_shares[:START_STEPS])
     # The larger one, because held-out answers are greedy, and sampled ones are longer even without
     # training. `[:1]` because there may be no rollouts.
-    return max([heldout.mean_tokens, *lengths[:1]]), max([heldout.cut_share, *cut_shares[:1]])
+    length_start = max([heldout.mean_tokens, *lengths[:1]])
+    cut_share_start = max([heldout.cut_share, *cut_shares[:1]])
+    return length_start, cut_share_start
 
 
 def _cut_heldout_answers(facts: Facts) -> Finding | None:
@@ -150,7 +145,7 @@ def _cut_heldout_answers(facts: Facts) -> Finding | None:
     view = facts.last_answers
     if view is None or view.answer_count < limits.FEWEST_ANSWERS:
         return None
-    if view.cut_share <= limits.TRUNCATED:
+    if view.cut_share <= limits.HIGH_CUT_SHARE:
         return None
     evidence = {
         "truncated_share": view.cut_share,
@@ -186,9 +181,8 @@ def _cut_finding(
     *,
     which: str,
 ) -> Finding:
-    """The finding that answers are cut, with the advice to raise the limit.
-
-    The limit is the number of turns if that causes most of the cuts, else the number of tokens.
+    """The finding that answers are cut, with the advice to raise the limit that cuts most of them:
+    the one on turns (`max_turns`), else the one on tokens (`max_tokens`).
 
     Args:
         evidence: the numbers of the finding; the length of reference answers may be added.
@@ -220,13 +214,13 @@ def _out_of_tokens_finding(facts: Facts, evidence: Mapping[str, object], subject
 
     `subject` begins the sentence, such as "20% of the answers".
     """
-    max_tokens = facts.settings.max_tokens
+    max_tokens, gold_tokens = facts.settings.max_tokens, facts.gold_tokens
     sentence = f"{subject} were cut at max_tokens = {max_tokens}."
-    if _reference_is_cut(facts) and facts.gold_tokens is not None:
-        return _no_room_finding(facts, evidence, sentence, facts.gold_tokens)
+    if _reference_is_cut(facts) and gold_tokens is not None:
+        return _no_room_finding(facts, evidence, sentence, gold_tokens)
     if _references_fit_easily(facts) and not facts.settings.thinking:
-        evidence = {**evidence, "gold_tokens": facts.gold_tokens}
-        sentence += f" Reference answers take {facts.gold_tokens:.0f} tokens."
+        evidence = {**evidence, "gold_tokens": gold_tokens}
+        sentence += f" Reference answers take {gold_tokens:.0f} tokens."
         edit = "ask for short answers in the prompt, or show them by SFT"
         lever = edit_lever(f"{edit}; more max_tokens only where an answer must be worked out")
     else:
@@ -237,7 +231,8 @@ def _out_of_tokens_finding(facts: Facts, evidence: Mapping[str, object], subject
 
 
 def _reference_is_cut(facts: Facts) -> bool:
-    """Whether reference answers need more than `max_tokens`. False if either is not known."""
+    """Whether the usual reference answer needs more than `max_tokens`, so that it would be cut.
+    False if either number is not known."""
     gold_tokens, max_tokens = facts.gold_tokens, facts.settings.max_tokens
     return gold_tokens is not None and isinstance(max_tokens, int) and gold_tokens > max_tokens
 
@@ -245,7 +240,7 @@ def _reference_is_cut(facts: Facts) -> bool:
 def _no_room_finding(
     facts: Facts, evidence: Mapping[str, object], sentence: str, gold_tokens: float
 ) -> Finding:
-    """The finding that no right answer fits into max_tokens: a root cause, whatever else is wrong.
+    """The finding that no right answer fits into max_tokens: a cause, whatever else is wrong.
 
     Args:
         evidence: the numbers that the finding shows.
@@ -256,7 +251,7 @@ def _no_room_finding(
     lever = setting_lever(
         "max_tokens",
         now=facts.settings.max_tokens,
-        to=math.ceil(limits.ROOM_FOR_GOLD * needed_tokens),
+        to=math.ceil(limits.ROOM_FACTOR * needed_tokens),
         why="no reference answer fits: nothing else can be judged before",
     )
     return Finding(
@@ -266,16 +261,18 @@ def _no_room_finding(
         lever,
         playbook="failures",
         examples="truncated",
-        root=True,
+        is_cause=True,
     )
 
 
 def _no_room_from_the_start(facts: Facts) -> Finding | None:
-    """Detect that no reference answer fits and no answer is ever right, although answers do end.
+    """Detect that no reference answer fits into max_tokens and no answer is ever right, in a run
+    whose answers do end.
 
     Returns None if reference answers fit, if their length is not known, or if tasks were solved.
     """
-    if not _reference_is_cut(facts) or facts.gold_tokens is None or not never_solved(facts):
+    gold_tokens = facts.gold_tokens
+    if gold_tokens is None or not _reference_is_cut(facts) or not never_solved(facts):
         return None
     evidence = {
         "truncated_share": recent_mean(facts.series("truncated_share")),
@@ -283,7 +280,7 @@ def _no_room_from_the_start(facts: Facts) -> Finding | None:
         "max_tokens": facts.settings.max_tokens,
     }
     sentence = f"No answer is right at max_tokens = {facts.settings.max_tokens}."
-    return _no_room_finding(facts, evidence, sentence, facts.gold_tokens)
+    return _no_room_finding(facts, evidence, sentence, gold_tokens)
 
 
 def uncut_answers_fail_too(facts: Facts) -> bool:
@@ -292,24 +289,24 @@ def uncut_answers_fail_too(facts: Facts) -> bool:
     Returns False if too few of the last answers end to tell, if turns run out, if the model thinks
     first, or if it is not known that the reference answers fit easily.
     """
-    views = facts.views[-limits.WINDOW :]
+    views = facts.views[-limits.RECENT_STEPS :]
     uncut_count = sum(view.answer_count * (1 - view.cut_share) for view in views)
     if uncut_count < limits.FEWEST_ANSWERS or facts.settings.thinking:
         return False
     if any(view.out_of_turns_share for view in views):
         return False
     solved_count = sum(view.answer_count * (view.solved_share or 0.0) for view in views)
-    if solved_count > limits.SOLVED_NEVER * uncut_count or not never_solved(facts):
+    if solved_count > limits.HARDLY_SOLVED_SHARE * uncut_count or not never_solved(facts):
         return False
     return _references_fit_easily(facts)
 
 
 def _references_fit_easily(facts: Facts) -> bool:
-    """Whether reference answers need only a part of `max_tokens`. False if either is not known."""
+    """Whether reference answers need at most half of `max_tokens`. False if either is not known."""
     gold_tokens, max_tokens = facts.gold_tokens, facts.settings.max_tokens
     if gold_tokens is None or not isinstance(max_tokens, int):
         return False
-    return gold_tokens <= limits.GOLD_FITS * max_tokens
+    return gold_tokens <= limits.EASY_FIT_PART * max_tokens
 
 
 def _doubled(limit: object) -> int | None:
@@ -318,17 +315,17 @@ def _doubled(limit: object) -> int | None:
 
 
 def _cut_rows(facts: Facts) -> Finding | None:
-    """Detect that too many training rows of SFT were cut or dropped at `max_length`.
+    """Detect that too many training rows of SFT were cut or dropped at `max_length` (in tokens).
 
     From a row that is cut, the model learns to stop in the middle. Returns None if few rows are
     cut, or if the rows were not counted.
     """
     counts = facts.training_rows
-    row_count = counts.rows + counts.dropped
+    row_count = counts.rows + counts.dropped  # `counts.rows` are those that were trained on
     if not row_count:
         return None
     cut_or_dropped_share = (counts.truncated + counts.dropped) / row_count
-    if cut_or_dropped_share <= limits.TRUNCATED:
+    if cut_or_dropped_share <= limits.HIGH_CUT_SHARE:
         return None
     max_length = facts.settings.max_length
     evidence = {
@@ -339,11 +336,10 @@ def _cut_rows(facts: Facts) -> Finding | None:
     }
     sentence = (
         f"{whole_percent(cut_or_dropped_share)} of the training rows were cut or dropped at "
-        "max_length = "
-        f"{max_length}."
+        f"max_length = {max_length}."
     )
     lever = setting_lever("max_length", now=max_length, to=_doubled(max_length))
-    return Finding("truncation", sentence, evidence, lever, playbook="sft", root=True)
+    return Finding("truncation", sentence, evidence, lever, playbook="sft", is_cause=True)
 
 
 def overthinking(facts: Facts) -> Finding | None:
@@ -356,13 +352,13 @@ def overthinking(facts: Facts) -> Finding | None:
     think_size = mean_or_none(facts.recent_view_values("think_size"))
     if thinking_share is None or think_size is None:
         return None
-    if thinking_share < limits.THINKING_AT_ALL or think_size <= limits.THINK_BUDGET:
+    if thinking_share < limits.LEAST_THINKING_SHARE or think_size <= limits.HIGH_THINK_PART:
         return None
     return _overthinking_finding(facts, thinking_share, think_size)
 
 
 def _overthinking_finding(facts: Facts, thinking_share: float, think_size: float) -> Finding:
-    """The finding that think blocks take too many tokens; a root cause if answers are cut.
+    """The finding that think blocks take too many tokens; a known cause if answers are cut too.
 
     `thinking_share` is the share of answers with a think block, `think_size` the median size of a
     block as a part of `max_tokens`.
@@ -384,7 +380,7 @@ def _overthinking_finding(facts: Facts, thinking_share: float, think_size: float
         _overthinking_lever(facts),
         playbook="failures",
         examples="truncated",
-        root=cut_share > limits.TRUNCATED,
+        is_cause=cut_share > limits.HIGH_CUT_SHARE,
     )
 
 
@@ -410,10 +406,11 @@ def repetition(facts: Facts) -> Finding | None:
         return None
     share = mean(recent_shares)
     share_start = mean(facts.view_values("repeated_share")[:START_STEPS])
-    from_start = share_start >= limits.REPEATED_FROM_START or facts.algorithm == "evaluate"
-    has_grown = share >= max(limits.REPEATED, limits.REPEATED_TIMES * share_start)
-    is_heavy = share >= limits.REPEATED_FROM_START
-    if not has_grown and not (from_start and is_heavy):
+    from_start = share_start >= limits.HEAVY_REPEATED_SHARE or facts.algorithm == "evaluate"
+    least_grown_share = max(limits.HIGH_REPEATED_SHARE, limits.REPEATED_GROWTH * share_start)
+    has_grown = share >= least_grown_share
+    is_heavy_from_start = from_start and share >= limits.HEAVY_REPEATED_SHARE
+    if not has_grown and not is_heavy_from_start:
         return None
     return _repetition_finding(facts, share, share_start, from_start=from_start)
 
@@ -432,15 +429,12 @@ def _repetition_finding(
         "kl_coef": facts.settings.kl_coef,
         "temperature": facts.settings.temperature,
     }
-    since = (
-        ", and did so from the start"
-        if from_start
-        else f"; at the start {whole_percent(share_start)} did"
-    )
-    sentence = (
-        f"{whole_percent(share)} of the four-word phrases of an answer repeat an earlier "
-        f"one{since}."
-    )
+    if from_start:
+        since = ", and did so from the start"
+    else:
+        since = f"; at the start {whole_percent(share_start)} did"
+    subject = f"{whole_percent(share)} of the four-word phrases of an answer"
+    sentence = f"{subject} repeat an earlier one{since}."
     lever = _repetition_lever(facts.settings.kl_coef or 0.0, from_start=from_start)
     return Finding("repetition", sentence, evidence, lever, playbook="failures", examples="worst")
 
@@ -476,6 +470,7 @@ def _unreadable_form(facts: Facts) -> Finding | None:
     if unread_share is None:
         return None
     metric = _name_of_form_metric(facts)
+    # The form score of a step is the share of its answers that the scorer can parse.
     unread_at_start = [1.0 - score for score in facts.view_values("form_score")[:START_STEPS]]
     evidence = {
         "unparsed_share": unread_share,
@@ -484,9 +479,8 @@ def _unreadable_form(facts: Facts) -> Finding | None:
         "truncated_share": recent_mean(facts.view_values("cut_share")),
     }
     sentence = (
-        f"The scorer's {metric} is {1 - unread_share:.2f}: {whole_percent(unread_share)} of "
-        "the answers "
-        "cannot be read."
+        f"The scorer's {metric} is {1 - unread_share:.2f}: {whole_percent(unread_share)} of the "
+        "answers cannot be read."
     )
     lever = _unreadable_lever(facts, unread_share)
     where = f"{metric} < 1"
@@ -496,8 +490,9 @@ def _unreadable_form(facts: Facts) -> Finding | None:
 
 
 def _unreadable_lever(facts: Facts, unread_share: float) -> Lever:
-    """The edit to propose if the scorer cannot parse `unread_share` of the answers."""
-    hardly_any_is_read = 1.0 - unread_share <= limits.PARSED_NEVER
+    """The advice (a lever) if the scorer cannot parse `unread_share` of the answers: SFT first, or
+    a change of the scorer or the prompt."""
+    hardly_any_is_read = 1.0 - unread_share <= limits.HARDLY_PARSED_SHARE
     if hardly_any_is_read and facts.algorithm in SAMPLING_ALGORITHMS:
         return edit_lever('show the form first, by SFT on reference answers (algorithm="sft")')
     return edit_lever(
@@ -527,18 +522,19 @@ def _unread_share(facts: Facts) -> float | None:
     if view is None or view.form_score is None or view.answer_count < limits.FEWEST_ANSWERS:
         return None
     share = 1.0 - view.form_score
-    return share if share > limits.UNPARSED else None
+    return share if share > limits.HIGH_UNPARSED_SHARE else None
 
 
 def _lasting_unread_share(facts: Facts) -> float | None:
-    """The share of sampled answers that the scorer cannot parse. None if training reduces it.
+    """The share of sampled answers that the scorer cannot parse, if it is high and training does
+    not reduce it; else None.
 
-    While a run is early, only a share above `TOO_MUCH_TO_WAIT` is reported: training usually
+    While a run is early, only a very high share (`URGENT_SHARE`) is reported: training usually
     teaches the form first.
     """
     unread_shares = [1.0 - score for score in facts.view_values("form_score")]
-    share = level_if_lasting(unread_shares, limits.UNPARSED)
-    can_wait = facts.is_early and share is not None and share <= limits.TOO_MUCH_TO_WAIT
+    share = level_if_lasting(unread_shares, limits.HIGH_UNPARSED_SHARE)
+    can_wait = facts.is_early and share is not None and share <= limits.URGENT_SHARE
     return None if can_wait else share
 
 
@@ -551,12 +547,12 @@ def _wrapping_paid_less(facts: Facts) -> Finding | None:
     """
     if facts.algorithm not in SAMPLING_ALGORITHMS:  # there is no series of steps to judge by
         return None
-    wrapped_share = level_if_lasting(facts.view_values("wrapped_share"), limits.UNPARSED)
+    wrapped_share = level_if_lasting(facts.view_values("wrapped_share"), limits.HIGH_UNPARSED_SHARE)
     reward_wrapped = recent_mean(facts.view_values("wrapped_reward"))
     reward_unwrapped = recent_mean(facts.view_values("unwrapped_reward"))
     if wrapped_share is None or reward_wrapped is None or reward_unwrapped is None:
         return None
-    if reward_unwrapped <= 0 or reward_wrapped > limits.WRAPPED_PAYS * reward_unwrapped:
+    if reward_unwrapped <= 0 or reward_wrapped > limits.WRAPPED_REWARD_PART * reward_unwrapped:
         return None
     evidence = {
         "wrapped_share": wrapped_share,
@@ -564,9 +560,8 @@ def _wrapping_paid_less(facts: Facts) -> Finding | None:
         "reward_bare": reward_unwrapped,
     }
     sentence = (
-        f"{whole_percent(wrapped_share)} of the answers stand in a code fence, quotes or "
-        "behind a phrase, "
-        f"and earn {reward_wrapped:.2g} where bare ones earn {reward_unwrapped:.2g}."
+        f"{whole_percent(wrapped_share)} of the answers stand in a code fence, quotes or behind a "
+        f"phrase, and earn {reward_wrapped:.2g} where bare ones earn {reward_unwrapped:.2g}."
     )
     lever = edit_lever("score(): take the answer out of its wrapping before comparing")
     return Finding("unparsed", sentence, evidence, lever, playbook="rewards", examples="worst")

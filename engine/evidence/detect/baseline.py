@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.core.files import read_lines, read_object
-from engine.evidence.detect.views import StartComparison, View, mean, view_of
+from engine.evidence.detect.views import StartComparison, View, view_of
 from engine.evidence.stats.results import VALIDATION, in_half, rounded
+from engine.evidence.stats.trends import mean
 from engine.evidence.verdict.comparison import compare_rows
 from engine.evidence.verdict.contamination import taught_tasks, without_tasks
 from engine.evidence.verdict.lineage import sees, started_from, trained_by
@@ -45,12 +46,13 @@ def fall_of_the_start(home: Home, run: RunDir) -> StartComparison | None:
     Returns None if the run began with a base model, if that checkpoint was not evaluated, or if the
     viewer of the home does not see the run that made it.
     """
-    reference = started_from(run)
-    parent_id = trained_by(home, reference)
+    start_ref = started_from(run)  # such as "r-1@best"
+    parent_id = trained_by(home, start_ref)  # the run that made the checkpoint
     if not parent_id or not sees(home, parent_id):
         return None
     parent = run.home.run(parent_id)
-    step = _step_of_start(run, parent, checkpoint=reference.partition("@")[2])
+    _, _, checkpoint = start_ref.partition("@")
+    step = _step_of_start(run, parent, checkpoint)
     if step is None:
         return None
     return evaluation_against_start(parent, step, read_evaluation(parent.evals(step)))
@@ -67,8 +69,10 @@ def _step_of_start(run: RunDir, parent: RunDir, checkpoint: str) -> int | None:
     if isinstance(step, int):
         return step
     folder = parent.resolve_checkpoint(checkpoint)
-    number = folder.name.rpartition("_")[2] if folder else ""  # 000020 of step_000020
-    return int(number) if number.isdigit() else None
+    if folder is None:
+        return None
+    _, _, digits = folder.name.rpartition("_")  # "000020" of step_000020
+    return int(digits) if digits.isdigit() else None
 
 
 def evaluation_against_start(
@@ -149,15 +153,16 @@ def gold_tokens(run: RunDir) -> float | None:
     reference_chars = sorted(len(text) for text in references(run).values())
     if not reference_chars:
         return None
-    percentile_95_chars = reference_chars[int(0.95 * (len(reference_chars) - 1))]
-    return percentile_95_chars / _chars_per_token(answers)
+    percentile_95 = int(0.95 * (len(reference_chars) - 1))  # its place among the sorted lengths
+    return reference_chars[percentile_95] / _chars_per_token(answers)
 
 
 def _chars_per_token(answers: Sequence[EvaluationRow]) -> float:
     """The mean number of characters per token in these answers; all have text and tokens."""
-    answer_chars = sum(len(row.completion or "") for row in answers)
+    char_count = sum(len(row.completion or "") for row in answers)
+    token_count = sum(row.tokens for row in answers)
     # At least 0.1, because degenerate answers may have tokens but hardly any text.
-    return max(answer_chars / sum(row.tokens for row in answers), 0.1)
+    return max(char_count / token_count, 0.1)
 
 
 def _longest_turn(answer: Sequence[ChatMessage] | None) -> str:
@@ -167,13 +172,12 @@ def _longest_turn(answer: Sequence[ChatMessage] | None) -> str:
 
 
 def _turn_text(message: ChatMessage) -> str:
-    """The text of a turn, with its tool calls written as "<tool_call>{...}</tool_call>", as most
-    chat templates write them."""
-    tool_calls = message.get("tool_calls") or []
-    call_texts = [
-        f"<tool_call>{json.dumps(call.get('function'))}</tool_call>" for call in tool_calls
-    ]
-    return "\n".join([str(message.get("content") or ""), *call_texts])
+    """The text of a turn, with a line for each of its tool calls: "<tool_call>{...}</tool_call>",
+    as most chat templates write them."""
+    lines = [str(message.get("content") or "")]
+    for call in message.get("tool_calls") or []:
+        lines.append(f"<tool_call>{json.dumps(call.get('function'))}</tool_call>")
+    return "\n".join(lines)
 
 
 def _rows_always_asked(rows: Sequence[EvaluationRow]) -> Sequence[EvaluationRow]:

@@ -112,7 +112,7 @@ DETECTORS = (
     Detector("too_easy", groups.too_easy, reads=("groups_effective",)),
     Detector("plateau", scoring.plateau, reads=("groups_effective",)),
     Detector("solved", groups.solved, reads=("groups_too_easy",)),
-    Detector("reward_falls", setbacks.reward_falls, reads=("reward_mean",)),
+    Detector("reward_falls", scoring.reward_falls, reads=("reward_mean",)),
     Detector("worse_start", setbacks.worse_start, _TRAINERS, live=False),
     Detector("leak", setbacks.leak, _TRAINERS, live=False),
     Detector("contradictory_rows", setbacks.contradictory_rows, ("sft",), live=False),
@@ -151,9 +151,10 @@ IDS = tuple(detector.id for detector in DETECTORS)
 
 
 def find_all(facts: Facts, *, live: bool = False) -> list[Finding]:
-    """Every finding on a run, causes before effects.
+    """Every finding on a run, causes before effects; those that did no harm or are mere effects of
+    others are left out.
 
-    With `live`, only detectors that also run while training is under way.
+    With `live`, only the detectors run that can judge a run while training is under way.
     """
     findings = []
     for detector in DETECTORS:
@@ -167,13 +168,13 @@ def find_all(facts: Facts, *, live: bool = False) -> list[Finding]:
     findings += _open_alerts_without_finding(facts, {finding.id for finding in findings})
     harmful = [finding for finding in findings if not _did_no_harm(finding, facts)]
     root_findings = _without_effects(harmful)
-    drops = [setbacks.heldout_drop(facts)]
+    losses = [setbacks.heldout_drop(facts)]  # of held-out score
     # Steps that broke the policy also cost what the other findings lost, such as skills.
-    if _is_broken(root_findings) or any(finding.id == "unstable" for finding in root_findings):
-        drops += [finding.cost for finding in root_findings]
-    ranked_findings = ranked(
-        _with_cost_of_unsolved_tasks(with_costs(root_findings, max(drops)), facts)
-    )
+    is_unstable = any(finding.id == "unstable" for finding in root_findings)
+    if is_unstable or _is_broken(root_findings):
+        losses += [finding.cost for finding in root_findings]
+    with_loss_as_cost = with_costs(root_findings, max(losses))
+    ranked_findings = ranked(_with_cost_of_unsolved_tasks(with_loss_as_cost, facts))
     return _cuts_behind_too_hard(ranked_findings, facts)
 
 
@@ -194,14 +195,14 @@ def _did_no_harm(finding: Finding, facts: Facts) -> bool:
 
     Findings that are known causes stay, and so does whatever was measured on answers or rows.
     """
-    if finding.root or finding.id not in _ABOUT_THE_COURSE or facts.comparison is None:
+    if finding.is_cause or finding.id not in _ABOUT_THE_COURSE:
         return False
-    if facts.comparison.outcome.verdict != "better":
+    if facts.comparison is None or facts.comparison.outcome.verdict != "better":
         return False
     heldout_shares = facts.curve_values("heldout_success")
     if not heldout_shares:
         return True
-    return heldout_shares[-1] >= max(heldout_shares) - limits.SUCCESS_FOLLOWS
+    return heldout_shares[-1] >= max(heldout_shares) - limits.SMALL_SUCCESS_CHANGE
 
 
 def _without_effects(findings: Sequence[Finding]) -> list[Finding]:
@@ -216,19 +217,21 @@ def _without_effects(findings: Sequence[Finding]) -> list[Finding]:
     return [
         finding
         for finding in findings
-        if finding.root or finding.id not in _EFFECTS_OF_BROKEN_POLICY
+        if finding.is_cause or finding.id not in _EFFECTS_OF_BROKEN_POLICY
     ]
 
 
 def _is_broken(findings: Sequence[Finding]) -> bool:
-    """Whether a result fell below the start, and the advice is a lower learning rate."""
+    """Whether too high a learning rate broke the policy: a result fell below the start, and the
+    advice of that finding is a lower learning rate."""
     return any(
         finding.id in _FALLS and finding.lever.setting == "learning_rate" for finding in findings
     )
 
 
 def with_costs(findings: Sequence[Finding], heldout_loss: float) -> list[Finding]:
-    """The findings; those that may have caused a held-out loss get that loss as their cost."""
+    """The findings; those that may have caused a fall of the held-out score cost at least
+    `heldout_loss`, the share of it that was lost."""
     return _with_least_cost(findings, _CAUSES_OF_A_FALL, heldout_loss)
 
 
@@ -254,18 +257,18 @@ def _with_least_cost(
 
 
 def _cuts_behind_too_hard(in_order: list[Finding], facts: Facts) -> list[Finding]:
-    """The findings in order; cut answers move behind "too hard" if a higher token limit would not
-    help.
+    """The findings in order; the one on cut answers ("truncation") moves behind "too_hard" if a
+    higher token limit would not help.
 
-    Otherwise cut answers come first: a cut answer cannot be right, however easy the task is.
+    Otherwise it comes first: a cut answer cannot be right, however easy the task is.
     """
     by_id = {finding.id: finding for finding in in_order}
-    cut, too_hard = by_id.get("truncation"), by_id.get("too_hard")
-    if cut is None or too_hard is None or not answers.uncut_answers_fail_too(facts):
+    truncation, too_hard = by_id.get("truncation"), by_id.get("too_hard")
+    if truncation is None or too_hard is None or not answers.uncut_answers_fail_too(facts):
         return in_order
-    others = [finding for finding in in_order if finding is not cut]
+    others = [finding for finding in in_order if finding is not truncation]
     place = others.index(too_hard) + 1
-    return [*others[:place], cut, *others[place:]]
+    return [*others[:place], truncation, *others[place:]]
 
 
 def _share_never_learnt(facts: Facts) -> float:
@@ -274,12 +277,13 @@ def _share_never_learnt(facts: Facts) -> float:
     Returns 0.0 if clearly more, or clearly fewer, tasks are solved than at the start, or if the
     share is not known.
     """
-    shares = facts.curve_values("heldout_success")
-    if len(shares) < 2 or setbacks.heldout_drop(facts) > 0:
+    solved_shares = facts.curve_values("heldout_success")  # one for each evaluation
+    if len(solved_shares) < 2 or setbacks.heldout_drop(facts) > 0:
         return 0.0
-    if max(shares) - shares[0] > limits.SUCCESS_FOLLOWS:
+    best_gain = max(solved_shares) - solved_shares[0]
+    if best_gain > limits.SMALL_SUCCESS_CHANGE:
         return 0.0
-    return 1 - shares[-1]
+    return 1 - solved_shares[-1]
 
 
 def not_judged(facts: Facts) -> list[str]:

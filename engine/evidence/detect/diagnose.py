@@ -183,9 +183,9 @@ def _within_limit(diagnosis: Diagnosis) -> Diagnosis:
         with_examples = [index for index, finding in enumerate(findings) if finding.examples]
         if not with_examples:
             break
-        last_index = with_examples[-1]
-        last = findings[last_index]
-        findings[last_index] = replace(last, examples=last.examples[:-1])
+        index = with_examples[-1]  # of the last finding that still has examples
+        fewer_examples = findings[index].examples[:-1]
+        findings[index] = replace(findings[index], examples=fewer_examples)
         diagnosis = replace(diagnosis, findings=findings)
     return diagnosis
 
@@ -265,8 +265,8 @@ def _with_verdict(facts: Facts, verdict: Verdict) -> Facts:
 
 
 def _rows_and_split(config: RunConfig | None) -> tuple[int | None, str]:
-    """(how many rows an evaluation was to ask, the split that they are from). (None, "heldout") for
-    other kinds of run."""
+    """(how many rows an evaluation was to ask, the split of the tasks that they are from). For
+    other kinds of run (None, "heldout")."""
     if isinstance(config, EvaluateConfig | RegradeConfig):
         return config.rows, config.split
     return None, "heldout"
@@ -299,11 +299,11 @@ def _training_views(run: RunDir, settings: KnownSettings) -> list[View]:
 
 
 def _chosen_steps(run: RunDir) -> list[int]:
-    """The steps whose rollouts are read: the first, the last, and as many in between as
-    `_ROLLOUT_BYTES` allows, at even distances."""
+    """The steps whose rollouts are read: the first ten, the last twenty, and in between as many as
+    the limit on bytes (`_ROLLOUT_BYTES`) allows, at even distances."""
     steps = run.rollout_steps()
     # Detectors compare the last steps with the first ones, so these are always read.
-    always_read = {*steps[: limits.WINDOW], *steps[-2 * limits.WINDOW :]}
+    always_read = {*steps[: limits.RECENT_STEPS], *steps[-2 * limits.RECENT_STEPS :]}
     middle_steps = [step for step in steps if step not in always_read]
     if not middle_steps:
         return sorted(always_read)
@@ -339,7 +339,7 @@ def _evaluation_views(run: RunDir, config: RunConfig | None, settings: KnownSett
     rollouts instead.
     """
     model_count = len(config.model_refs) if config else 0
-    for index in reversed(range(model_count)):
+    for index in reversed(range(model_count)):  # from the last model to the first
         view = view_of(step=0, rows=read_evaluation(run.model_evals(index)), settings=settings)
         if view is not None:
             return [view]
@@ -371,7 +371,7 @@ def _shown_finding(finding: Finding, examples: Examples, redact: Redactor) -> Sh
 
 def _looked_at(facts: Facts) -> LookedAt:
     """Count what the detectors could read: steps, rollouts, and steps with an evaluation."""
-    # Step 0 is the evaluation before training, not a step.
+    # A line holds the metrics of a step. Step 0 is the evaluation before training, not a step.
     steps = [line["step"] for line in facts.lines if line.get("step", 0) > 0]
     evaluated_steps: set[int] = set()
     for name in ("heldout_success", "heldout_reward", "heldout_loss"):
@@ -406,20 +406,22 @@ def _findings_sentence(row: RunRow, findings: Sequence[Finding]) -> str:
     first, *others = findings
     text = f"{row.run_id}: {first.id}. {first.what} Try: {first.lever.words()}."
     if others:
-        text += f" Also: {', '.join(finding.id for finding in others)}."
+        other_ids = ", ".join(finding.id for finding in others)
+        text += f" Also: {other_ids}."
     return text
 
 
 def _no_findings_sentence(row: RunRow, facts: Facts) -> str:
-    """A sentence that nothing was found, or that nothing explains the failure, and how much was
-    read."""
+    """A sentence for a run without findings: that nothing is wrong, or that nothing explains its
+    failure, and how much was read."""
     looked_at = _looked_at(facts)
-    extent = f"{counted(looked_at.steps, 'step')}, {counted(looked_at.rollouts, 'rollout')}"
-    if facts.failure_kind in _CAP_KINDS:
+    step_text = counted(looked_at.steps, "step")
+    extent = f"{step_text}, {counted(looked_at.rollouts, 'rollout')}"
+    if facts.failure_kind in _CAP_KINDS:  # a limit on money or time ended the run
         planned = f" of {facts.settings.steps}" if facts.settings.steps else ""
         return (
             f"{row.run_id} was ended by a cap and not by a fault: {row.reason}. "
-            f"{counted(looked_at.steps, 'step')}{planned} were done in {words(row.spent_hours)}; "
+            f"{step_text}{planned} were done in {words(row.spent_hours)}; "
             f"nothing is wrong in them ({extent} looked at)."
         )
     if facts.failure_kind:
@@ -437,11 +439,10 @@ def _warnings(row: RunRow, facts: Facts) -> list[str]:
     """The warning that a run has too few steps yet for most detectors, as a list of one. []
     otherwise."""
     step_count = _looked_at(facts).steps
-    if row.state in TERMINAL or not facts.lines or step_count >= limits.WINDOW:
+    if row.state in TERMINAL or not facts.lines or step_count >= limits.RECENT_STEPS:
         return []
-    return [
-        f"{step_count} steps are few: most detectors need {limits.LEAST} to {limits.TREND_STEPS}."
-    ]
+    needed_steps = f"{limits.FEWEST_STEPS} to {limits.FEWEST_TREND_STEPS}"
+    return [f"{step_count} steps are few: most detectors need {needed_steps}."]
 
 
 def _next_calls(
@@ -450,21 +451,27 @@ def _next_calls(
     """The calls to suggest: `retry_calls` (the call that makes the change of the first finding, if
     any), then its rollouts, then what the playbook says about it.
 
-    Without findings: the call that continues a run which a limit has ended, or that reads the error
-    of a run which failed otherwise. For a run under way the last call waits for more. `step` is the
-    step of the example rollouts, -1 if there are none.
+    For a run under way the last call waits for more instead. `step` is the step of the example
+    rollouts, -1 if there are none.
     """
-    if not findings and row.state == "failed" and row.reason_kind in _CAP_KINDS and row.hint.call:
-        return [row.hint.call]
     if not findings:
-        read_error = Call("read_logs", {"run_id": row.run_id, "view": "error"})
-        return [read_error] if row.state == "failed" else row.wait_calls
+        return _next_calls_without_findings(row)
     first = findings[0]
     # Only three calls are shown: for a run under way, waiting takes the place of the playbook.
     last = row.wait_calls or [Call("read_playbook", {"section": first.playbook})]
     if not first.examples:  # rollouts do not show the finding
         return [*retry_calls, *last]
     return [*retry_calls, _rollouts_call(row.run_id, first, step), *last]
+
+
+def _next_calls_without_findings(row: RunRow) -> list[Call]:
+    """The calls to suggest for a run without findings: the one that continues it if a limit on
+    money or time ended it, that reads its error if it failed otherwise, else those that wait."""
+    if row.state != "failed":
+        return row.wait_calls
+    if row.reason_kind in _CAP_KINDS and row.hint.call:
+        return [row.hint.call]
+    return [Call("read_logs", {"run_id": row.run_id, "view": "error"})]
 
 
 def _rollouts_call(run_id: str, finding: Finding, step: int) -> Call:

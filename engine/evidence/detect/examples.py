@@ -138,14 +138,16 @@ class Examples:
         if not rows:
             return []
         reference_by_task = references(self.run)
+
+        def likeness_to_reference(row: Answer) -> float:
+            """How similar an answer is to the reference of its task, from 0 to 1."""
+            return _likeness(answer_text(row), reference_by_task.get(row.task, ""))
+
         highest_reward = _reward_or_zero(rows[0])
         best_rewarded = [
             row for row in rows[:_MOST_COMPARED] if _reward_or_zero(row) == highest_reward
         ]
-        nearest = max(
-            best_rewarded,
-            key=lambda row: _likeness(answer_text(row), reference_by_task.get(row.task, "")),
-        )
+        nearest = max(best_rewarded, key=likeness_to_reference)
         return [self._example(nearest, reference_by_task.get(nearest.task, ""))]
 
     def _example(self, row: Answer, reference: str = "") -> Example:
@@ -153,18 +155,23 @@ class Examples:
 
         `reference` is the reference answer of its task; "" to show none.
         """
-        rollout = row if isinstance(row, TrajectoryRecord) else None
+        rollout = row if isinstance(row, TrajectoryRecord) else None  # None: a held-out answer
+
+        def shown(text: str, most_chars: int = _EXAMPLE_CHARS) -> str:
+            """The text without secrets, shortened to `most_chars` characters."""
+            return clip(self.redact.text(text), most_chars)
+
         return Example(
             step=self.step if self.step >= 0 else None,
-            task=clip(self.redact.text(row.task), _TASK_CHARS),
+            task=shown(row.task, _TASK_CHARS),
             group=rollout.group if rollout else None,
             member=rollout.member if rollout else None,
             reward=row.reward,
             stop_reason=row.stop_reason,
-            prompt=clip(self.redact.text(text_of(row.prompt)), _EXAMPLE_CHARS // 2),
-            answer=clip(self.redact.text(answer_text(row)), _EXAMPLE_CHARS),
-            error=clip(self.redact.text(row.error or ""), _EXAMPLE_CHARS),
-            reference=clip(self.redact.text(reference), _EXAMPLE_CHARS),
+            prompt=shown(text_of(row.prompt), _EXAMPLE_CHARS // 2),
+            answer=shown(answer_text(row)),
+            error=shown(row.error or ""),
+            reference=shown(reference),
         )
 
 
@@ -173,10 +180,10 @@ def _plateau_filter(finding: Finding) -> Callable[[Answer], bool] | None:
     same), for the finding "plateau". Returns None for any other finding."""
     if finding.id != "plateau":
         return None
-    level = finding.evidence["plateau_reward"]
-    if level is None:  # each group has its own plateau
+    plateau_reward = finding.evidence["plateau_reward"]
+    if plateau_reward is None:  # each group has its own, which is above 0
         return lambda row: _reward_or_zero(row) > 0
-    return lambda row: row.reward == level
+    return lambda row: row.reward == plateau_reward
 
 
 def _likeness(answer: str, reference: str) -> float:

@@ -127,6 +127,17 @@ def setting_lever(name: str, now: object, to: object, why: str = "") -> Lever:
     return Lever(Hint(why, change=change), setting=name, now=now)
 
 
+def lower_rate_lever(learning_rate: object, *, divisor: int, why: str = "") -> Lever:
+    """The advice (a lever) to divide the learning rate by `divisor`, with two digits.
+
+    `why` is the reason, or "". The advice names no new value if `learning_rate` is not a number.
+    """
+    new_rate = None
+    if isinstance(learning_rate, int | float):
+        new_rate = float(f"{learning_rate / divisor:.2g}")
+    return setting_lever("learning_rate", now=learning_rate, to=new_rate, why=why)
+
+
 def edit_lever(text: str, change: Change | None = None) -> Lever:
     """A lever (the one change to try next) that is not a setting: `text` says what to edit by hand.
 
@@ -149,7 +160,7 @@ class Finding:
         examples: which rollouts show the finding, as the argument `pick` of `read_rollouts`; "" if
             none do.
         where: the condition that filters them, as the argument `where` of `read_rollouts`.
-        root: whether it is known to be a cause and not an effect; such findings come first.
+        is_cause: whether it is known to be a cause and not an effect; such findings come first.
         severity: how far it devalues the run's result; "" takes the usual one of the id.
         cost: the share of held-out score, or of earlier skills, that was lost by it; for a cause of
             not learning, the share of held-out tasks left unsolved; 0 if nothing was lost or
@@ -163,7 +174,7 @@ class Finding:
     playbook: str = "failures"
     examples: str = ""
     where: str = ""
-    root: bool = False
+    is_cause: bool = False
     severity: Severity | Literal[""] = ""
     cost: float = 0.0
 
@@ -190,18 +201,19 @@ class Finding:
 
     @property
     def rank(self) -> tuple[bool, float, int]:
-        """The sort key: root causes and machine failures first, then by cost, then by `ORDER`."""
-        comes_first = self.root or self.id == "infra"
+        """The sort key: known causes and machine failures first, then the highest cost, then the
+        place of the id in `ORDER`."""
+        comes_first = self.is_cause or self.id == "infra"
         # Costs that are equal in whole percent count as equal. False sorts before True.
         return (not comes_first, -round(self.cost, 2), ORDER.index(self.id))
 
 
 def _in_few_digits(value: float) -> float | None:
-    """The value rounded; None for NaN and infinity."""
+    """The value with few digits, as evidence shows it; None for NaN and infinity."""
     return short(value) if number(value) is not None else None
 
 
 def ranked(findings: list[Finding]) -> list[Finding]:
-    """The findings sorted: root causes first, then the costliest, then causes before their
+    """The findings sorted: known causes first, then the costliest, then causes before their
     effects."""
     return sorted(findings, key=lambda finding: finding.rank)

@@ -1,29 +1,38 @@
-"""Detectors of GRPO's signal: do the answers of a group differ, and does the model learn?"""
+"""Detectors of GRPO's signal: do the answers of a group (all to one task) differ?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.core.format import whole_percent
 from engine.core.hints import Change
-from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
+from engine.evidence.detect.findings import (
+    Finding,
+    Lever,
+    edit_lever,
+    lower_rate_lever,
+    setting_lever,
+)
 from engine.evidence.detect.scoring import plateau
 from engine.evidence.detect.views import (
     START_STEPS,
     Facts,
     StartComparison,
+    is_learning,
+    never_solved,
+)
+from engine.evidence.signal.kinds import unsolved_shares
+from engine.evidence.stats import thresholds as limits
+from engine.evidence.stats.trends import (
     change_between,
     mean,
     mean_or_none,
     recent_mean,
-    trend,
-    window,
 )
-from engine.evidence.signal.kinds import unsolved_shares
-from engine.evidence.stats import thresholds as limits
 
 
 def uniform_groups(facts: Facts) -> Finding | None:
-    """Detect groups that give no gradient because their answers are alike without being right.
+    """Detect groups (all answers to one task) that give no gradient, because their texts or their
+    rewards are equal without being right.
 
     Returns None in these cases:
         too few steps are done, enough groups give a gradient, or the run learns;
@@ -31,14 +40,14 @@ def uniform_groups(facts: Facts) -> Finding | None:
         the texts differ, and hardly any task is ever solved, which is left to `too_hard`.
     """
     shares = _recent_group_shares(facts)
-    if shares is None or shares.effective >= limits.EFFECTIVE_LOW or is_learning(facts):
+    if shares is None or shares.effective >= limits.LOW_EFFECTIVE_SHARE or is_learning(facts):
         return None
     if _same_text_from_start(facts):
         return _same_text_finding(facts, shares)
     if plateau(facts) is not None:
         return None  # the detector `plateau` reports them
     # Equal rewards are no fault if all answers are right; unsolved tasks are left to `too_hard`.
-    if shares.unsolved < limits.UNSOLVED_FLAT or never_solved(facts):
+    if shares.unsolved < limits.HIGH_UNSOLVED_SHARE or never_solved(facts):
         return None
     return _equal_rewards_finding(facts, shares)
 
@@ -72,10 +81,11 @@ def _same_text_finding(facts: Facts, shares: _GroupShares) -> Finding:
         "uniform_groups",
         _no_advantage_text(shares, "the answers of a group are the same text"),
         _group_evidence(facts, shares, cause="equal texts"),
-        _lever_for_same_text(facts.settings.temperature or 1.0),  # 1: not known, or 0
+        # A temperature that is not known or 0 is taken as 1: raising it is not the advice then.
+        _lever_for_same_text(facts.settings.temperature or 1.0),
         playbook="failures",
         examples="group",
-        root=True,
+        is_cause=True,
     )
 
 
@@ -89,7 +99,7 @@ def _equal_rewards_finding(facts: Facts, shares: _GroupShares) -> Finding:
         playbook_section = "rewards"
     elif _larger_groups_differ(facts, shares):
         return _small_groups_finding(facts, shares)
-    elif shares.solved < limits.EFFECTIVE_NONE:
+    elif shares.solved < limits.TINY_EFFECTIVE_SHARE:
         edit = "score(): pay part of the way, each tier provably harder than the one before"
         playbook_section = "rewards"
     else:
@@ -111,21 +121,23 @@ def _right_is_not_paid(facts: Facts) -> bool:
     usual_share = recent_mean(facts.view_values("usual_share"))
     if solved_share is None or usual_share is None:
         return False
-    is_mixed = limits.SOLVED_NEVER < solved_share < limits.SOLVED_ALWAYS
-    return is_mixed and usual_share >= 1 - limits.REWARD_ERRORS
+    is_mixed = limits.HARDLY_SOLVED_SHARE < solved_share < limits.NEARLY_ALL_SOLVED_SHARE
+    # A few may differ, as many as may fail to be scored.
+    nearly_all_earn_the_same = usual_share >= 1 - limits.HIGH_ERROR_SHARE
+    return is_mixed and nearly_all_earn_the_same
 
 
 def _larger_groups_differ(facts: Facts, shares: _GroupShares) -> bool:
     """Whether groups are small, and groups of the usual size would hold different rewards."""
-    group_size = facts.settings.group_size or limits.USUAL_GROUP
+    group_size = facts.settings.group_size or limits.USUAL_GROUP_SIZE
     solved_share = recent_mean(facts.view_values("solved_share"))
-    if group_size > limits.SMALL_GROUP or solved_share is None:
+    if group_size > limits.SMALL_GROUP_SIZE or solved_share is None:
         return False
     # The chance that a group has right and wrong answers, if all tasks were equally hard.
-    all_right_chance = solved_share**limits.USUAL_GROUP
-    all_wrong_chance = (1 - solved_share) ** limits.USUAL_GROUP
+    all_right_chance = solved_share**limits.USUAL_GROUP_SIZE
+    all_wrong_chance = (1 - solved_share) ** limits.USUAL_GROUP_SIZE
     differing_share = 1 - all_right_chance - all_wrong_chance
-    return differing_share >= max(limits.EFFECTIVE_LOW, 2 * shares.effective)
+    return differing_share >= max(limits.LOW_EFFECTIVE_SHARE, 2 * shares.effective)
 
 
 def _small_groups_finding(facts: Facts, shares: _GroupShares) -> Finding:
@@ -135,7 +147,7 @@ def _small_groups_finding(facts: Facts, shares: _GroupShares) -> Finding:
     lever = setting_lever(
         "group_size",
         now=group_size,
-        to=limits.USUAL_GROUP,
+        to=limits.USUAL_GROUP_SIZE,
         why="fewer prompts_per_step cost as much",
     )
     evidence = _group_evidence(facts, shares, cause="small groups")
@@ -145,24 +157,27 @@ def _small_groups_finding(facts: Facts, shares: _GroupShares) -> Finding:
 def solved(facts: Facts) -> Finding | None:
     """Detect that a run came to solve all its tasks, and continued without a gradient. Returns None
     for a run that solved them from the start (see `too_easy`)."""
-    shares = facts.series("groups_too_easy")
+    solved_group_shares = facts.series("groups_too_easy")  # of groups with right answers only
     heldout_shares = facts.curve_values("heldout_success")
     heldout_share = heldout_shares[-1] if heldout_shares else None
-    # If the exam (held-out tasks) is solved too, an occasional wrong sample teaches little.
-    is_exam_solved = heldout_share is not None and heldout_share >= limits.SOLVED_ALWAYS
-    solved_level = limits.MOSTLY_SOLVED if is_exam_solved else limits.ALL_SOLVED
-    solved_steps = _last_steps_above(shares, solved_level)
-    if solved_steps < limits.SOLVED_STEPS or too_easy(facts) is not None:
+    # If the held-out tasks are solved too, an occasional wrong sample teaches little.
+    heldout_solved = heldout_share is not None and heldout_share >= limits.NEARLY_ALL_SOLVED_SHARE
+    solved_level = limits.MOSTLY_SOLVED_SHARE if heldout_solved else limits.ALL_SOLVED_SHARE
+    solved_steps = _last_steps_above(solved_group_shares, solved_level)
+    if solved_steps < limits.FEWEST_SOLVED_STEPS or too_easy(facts) is not None:
         return None
-    last_step = facts.curve("groups_too_easy")[-1][0]
+    last_step, _ = facts.curve("groups_too_easy")[-1]
     return _solved_finding(facts, last_step - solved_steps, solved_steps, heldout_share)
 
 
 def _last_steps_above(shares: Sequence[float], least_mean: float) -> int:
-    """The number of last steps at which the mean of five shares is at least `least_mean`."""
+    """How many steps in a row, up to the last, have a moving mean of at least `least_mean`.
+
+    `shares` has one value for each step; the moving mean is that of a step and the four before it.
+    """
     count = 0
-    for index in range(len(shares), limits.LEAST - 1, -1):
-        if mean(shares[index - limits.LEAST : index]) < least_mean:
+    for end in range(len(shares), limits.FEWEST_STEPS - 1, -1):  # backwards from the last step
+        if mean(shares[end - limits.FEWEST_STEPS : end]) < least_mean:
             break
         count += 1
     return count
@@ -171,19 +186,19 @@ def _last_steps_above(shares: Sequence[float], least_mean: float) -> int:
 def _solved_finding(
     facts: Facts, solved_at: int, solved_steps: int, heldout_share: float | None
 ) -> Finding:
-    """The finding that every group is right since step `solved_at`, for `solved_steps` steps.
-    `heldout_share` of the held-out tasks were solved last, if that was measured."""
+    """The finding that nearly all groups are solved since step `solved_at`, for `solved_steps`
+    steps. `heldout_share` of the held-out tasks were solved last; None if not measured."""
     evidence = {
         "solved_since": solved_at,
         "steps_without_gradient": solved_steps,
-        "groups_too_easy": mean(facts.series("groups_too_easy")[-limits.WINDOW :]),
+        "groups_too_easy": mean(facts.series("groups_too_easy")[-limits.RECENT_STEPS :]),
         "heldout_success": heldout_share,
     }
     sentence = (
         f"Solved: since step {solved_at} nearly every group is right in every answer, so that "
         f"{solved_steps} steps taught next to nothing."
     )
-    if heldout_share is not None and heldout_share < limits.ALL_SOLVED - limits.EXAM_BEHIND:
+    if heldout_share is not None and heldout_share < limits.ALL_SOLVED_SHARE - limits.HELDOUT_GAP:
         sentence += f" Of the held-out tasks {whole_percent(heldout_share)} are."
         lever = edit_lever("more training tasks, as various as the held-out ones")
     else:
@@ -193,7 +208,8 @@ def _solved_finding(
 
 
 def _no_advantage_text(shares: _GroupShares, fault: str) -> str:
-    """The sentence that completions have no advantage (no gradient); `fault` says why."""
+    """The sentence that completions have no advantage (no gradient); `fault` says why, as a main
+    clause such as "the answers of a group are the same text"."""
     return (
         f"{whole_percent(shares.zero_advantage)} of the completions of the last steps have no "
         f"advantage: {fault}."
@@ -231,10 +247,11 @@ def too_hard(facts: Facts) -> Finding | None:
         the run learns, or solves more than hardly any task;
         the answers of a group are the same text (see `uniform_groups`).
     """
-    if any(share >= limits.SOLVED_ONCE for share in facts.curve_values("heldout_success")):
+    heldout_shares = facts.curve_values("heldout_success")
+    if any(share >= limits.FAIRLY_SOLVED_SHARE for share in heldout_shares):
         return None
     effective_share = recent_mean(facts.series("groups_effective"))
-    if effective_share is None or effective_share >= limits.EFFECTIVE_NONE:
+    if effective_share is None or effective_share >= limits.TINY_EFFECTIVE_SHARE:
         return None
     if is_learning(facts) or not never_solved(facts) or _same_text_from_start(facts):
         return None
@@ -280,18 +297,18 @@ def too_easy(facts: Facts) -> Finding | None:
         the environment does not report success;
         enough groups give a gradient all the same.
     """
-    effective_shares = facts.series("groups_effective")[: limits.WINDOW]
-    if len(effective_shares) < limits.LEAST:
+    effective_shares = facts.series("groups_effective")[: limits.RECENT_STEPS]
+    if len(effective_shares) < limits.FEWEST_STEPS:
         return None
     effective_share = mean(effective_shares)
-    solved_share = mean_or_none(facts.view_values("solved_share")[: limits.LEAST])
-    if solved_share is None or solved_share < limits.SOLVED_ALWAYS:
+    solved_share = mean_or_none(facts.view_values("solved_share")[: limits.FEWEST_STEPS])
+    if solved_share is None or solved_share < limits.NEARLY_ALL_SOLVED_SHARE:
         return None
     solved_at_start = dict(facts.curve("heldout_success")).get(0, 0.0)
-    # Sampled answers are sometimes wrong even if the greedy answers of the exam are all right.
-    is_exam_solved = solved_at_start >= limits.SOLVED_ALWAYS
-    least_effective_share = limits.EFFECTIVE_LOW if is_exam_solved else limits.EFFECTIVE_NONE
-    if effective_share >= least_effective_share:  # enough groups still give a gradient
+    # Sampled answers are sometimes wrong even if all greedy answers to held-out tasks are right.
+    heldout_solved = solved_at_start >= limits.NEARLY_ALL_SOLVED_SHARE
+    enough_share = limits.LOW_EFFECTIVE_SHARE if heldout_solved else limits.TINY_EFFECTIVE_SHARE
+    if effective_share >= enough_share:  # enough groups still give a gradient
         return None
     return _too_easy_finding(facts, effective_share, solved_share)
 
@@ -304,7 +321,7 @@ def _too_easy_finding(facts: Facts, effective_share: float, solved_share: float)
     """
     evidence = {
         "groups_effective": effective_share,
-        "groups_too_easy": mean(facts.series("groups_too_easy")[: limits.WINDOW] or [0.0]),
+        "groups_too_easy": mean(facts.series("groups_too_easy")[: limits.RECENT_STEPS] or [0.0]),
         "solved": solved_share,
         "heldout_success": dict(facts.curve("heldout_success")).get(0),
     }
@@ -341,7 +358,7 @@ def _entropy_lost_slowly(facts: Facts) -> Finding | None:
     if len(solved_shares) < 2:
         return None
     solved_start = mean(solved_shares[:START_STEPS])
-    solved_end = mean(solved_shares[-limits.LEAST :])
+    solved_end = mean(solved_shares[-limits.FEWEST_STEPS :])
     if _gained_much(solved_start, solved_end) or _nearly_all_solved(solved_end):
         return None
     if _still_rising(facts, fall.steps_since):
@@ -351,7 +368,8 @@ def _entropy_lost_slowly(facts: Facts) -> Finding | None:
 
 @dataclass(frozen=True)
 class _EntropyFall:
-    """The mean entropy at the start and at the end of a run, and the steps since it fell."""
+    """The mean entropy (nats per token) at the start and at the end of a run, and how many steps
+    ago it fell."""
 
     start: float
     end: float
@@ -379,22 +397,24 @@ def _lasting_fall_finding(
         f"Entropy fell to {whole_percent(entropy_left)} of its start, and in the "
         f"{fall.steps_since} steps since right answers stay at {whole_percent(solved_end)}."
     )
-    lever = _lower_rate(facts, parts=2, why="and go on from a step before the fall")
+    lever = lower_rate_lever(
+        facts.settings.learning_rate, divisor=2, why="and go on from a step before the fall"
+    )
     return Finding(
         "entropy_collapse", sentence, evidence, lever, playbook="stalls", examples="group"
     )
 
 
 def _lasting_entropy_fall(entropies: Sequence[float]) -> _EntropyFall | None:
-    """The fall of an entropy that was high at the start, fell and stayed low for long; else None.
+    """The fall of an entropy that was high at the start, fell and is low since long; else None.
 
-    `entropies` has one value for each step.
+    `entropies` has one value for each step, in nats per token.
     """
-    if len(entropies) < limits.WINDOW + limits.ENTROPY_FLAT_STEPS:
+    if len(entropies) < limits.RECENT_STEPS + limits.ENTROPY_FLAT_STEPS:
         return None
-    start, end = mean(entropies[:START_STEPS]), mean(entropies[-limits.LEAST :])
-    low_entropy = limits.ENTROPY_LEFT * start
-    if start < limits.ENTROPY_FROM or end >= low_entropy:
+    start, end = mean(entropies[:START_STEPS]), mean(entropies[-limits.FEWEST_STEPS :])
+    low_entropy = limits.ENTROPY_LEFT_PART * start
+    if start < limits.LEAST_START_ENTROPY or end >= low_entropy:
         return None
     steps_since = _steps_since_below(entropies, low_entropy)
     if steps_since < limits.ENTROPY_FLAT_STEPS:
@@ -403,10 +423,10 @@ def _lasting_entropy_fall(entropies: Sequence[float]) -> _EntropyFall | None:
 
 
 def _gained_much(solved_start: float, solved_end: float) -> bool:
-    """Whether the share of right answers went the part `WAY_GONE` of the way from its start to
-    1."""
+    """Whether the share of right answers went at least half of the way (`PART_OF_WAY`) from its
+    start to 1."""
     way_to_all_solved = 1.0 - solved_start
-    return solved_end >= solved_start + limits.WAY_GONE * way_to_all_solved
+    return solved_end >= solved_start + limits.PART_OF_WAY * way_to_all_solved
 
 
 def _steps_since_below(values: Sequence[float], limit: float) -> int:
@@ -436,7 +456,7 @@ def _entropy_lost_at_once(facts: Facts) -> Finding | None:
         "entropy_collapse",
         _early_fall_text(entropy, against_start),
         _early_fall_evidence(facts, entropy, against_start),
-        _lower_rate(facts, parts=3, why="from the start again"),
+        lower_rate_lever(facts.settings.learning_rate, divisor=3, why="from the start again"),
         playbook="stalls",
         examples="group",
         severity="low",  # the missing gain may be chance
@@ -453,13 +473,14 @@ class _Entropies:
 
 
 def _early_fall_text(entropy: _Entropies, against_start: StartComparison) -> str:
-    """The sentence on an entropy that fell within the first steps, without a held-out gain."""
+    """The sentence on an entropy that fell within the first steps, while held-out results did not
+    get better (`against_start` compares them with step 0)."""
     n = against_start.comparison.outcome.n
+    steps = limits.ENTROPY_EARLY_STEPS
     return (
-        f"Entropy fell from {entropy.start:.2g} to {entropy.early:.2g} within "
-        f"{limits.ENTROPY_EARLY} steps, and held-out {against_start.measure} is not above its "
-        f"start ({against_start.before:.2g} to {against_start.after:.2g} on {n} tasks, which may "
-        "be chance)."
+        f"Entropy fell from {entropy.start:.2g} to {entropy.early:.2g} within {steps} steps, and "
+        f"held-out {against_start.measure} is not above its start ({against_start.before:.2g} to "
+        f"{against_start.after:.2g} on {n} tasks, which may be chance)."
     )
 
 
@@ -477,7 +498,7 @@ def _early_fall_evidence(
         "n": against_start.comparison.outcome.n,
         "p": against_start.comparison.p,
         "groups_effective_start": mean_or_none(effective_shares[:1]),
-        "groups_effective": mean_or_none(effective_shares[-limits.LEAST :]),
+        "groups_effective": mean_or_none(effective_shares[-limits.FEWEST_STEPS :]),
     }
 
 
@@ -487,15 +508,15 @@ def _early_entropy_fall(entropies: Sequence[float]) -> _Entropies | None:
     Also None with too few steps, or with low entropy from the start. `entropies` has one value for
     each step.
     """
-    if len(entropies) < 2 * limits.LEAST or entropies[0] < limits.ENTROPY_FROM:
+    if len(entropies) < 2 * limits.FEWEST_STEPS or entropies[0] < limits.LEAST_START_ENTROPY:
         return None
     entropy = _Entropies(
         start=entropies[0],
         # The second half of the first steps: the fall itself is over by then.
-        early=mean(entropies[limits.ENTROPY_EARLY // 2 : limits.ENTROPY_EARLY]),
-        end=mean(entropies[-limits.LEAST :]),
+        early=mean(entropies[limits.ENTROPY_EARLY_STEPS // 2 : limits.ENTROPY_EARLY_STEPS]),
+        end=mean(entropies[-limits.FEWEST_STEPS :]),
     )
-    low_entropy = limits.ENTROPY_LEFT * entropy.start
+    low_entropy = limits.ENTROPY_LEFT_PART * entropy.start
     if entropy.early >= low_entropy or entropy.end >= low_entropy:
         return None
     return entropy
@@ -512,63 +533,25 @@ def _comparison_without_gain(facts: Facts) -> StartComparison | None:
     against_start = facts.against_start
     if against_start is None or against_start.measure not in ("success", "reward"):
         return None
+    before, after = against_start.before, against_start.after
     difference = against_start.comparison.difference
-    if (
-        against_start.before is None
-        or against_start.after is None
-        or difference is None
-        or difference > 0
-    ):
+    if before is None or after is None or difference is None:
         return None
-    if against_start.measure == "success" and _nearly_all_solved(against_start.after):
+    has_gained = difference > 0
+    can_hardly_gain = against_start.measure == "success" and _nearly_all_solved(after)
+    if has_gained or can_hardly_gain:
         return None
     return against_start
-
-
-def is_learning(facts: Facts) -> bool:
-    """Whether the share of right answers clearly rises, in training or on the held-out tasks.
-
-    Clearly means by at least `LEARNING_GAIN`, and by more than the noise of the share.
-    """
-    solved_trend = trend(facts.view_values("solved_share"))
-    if solved_trend and solved_trend.rose and solved_trend.change >= limits.LEARNING_GAIN:
-        return True
-    heldout_shares = facts.curve_values("heldout_success")
-    task_count = facts.exam_tasks  # of each of these evaluations; 0 if it is not known
-    if len(heldout_shares) < 2 or not task_count:
-        return False
-    first, last = heldout_shares[0], heldout_shares[-1]
-    standard_error = (2 * first * (1 - first) / task_count) ** 0.5  # of the difference
-    return last - first >= max(limits.LEARNING_GAIN, limits.TREND_Z * standard_error)
-
-
-def never_solved(facts: Facts) -> bool:
-    """Whether hardly any answer is right; if success is not reported, whether in nearly all groups
-    all answers earn the same without being right."""
-    solved_shares = window(facts.view_values("solved_share"))
-    if solved_shares:
-        return mean(solved_shares) <= limits.SOLVED_NEVER
-    shares = window(unsolved_shares(facts.lines))
-    return bool(shares) and mean(shares) >= 1 - limits.EFFECTIVE_NONE
-
-
-def _lower_rate(facts: Facts, *, parts: int, why: str) -> Lever:
-    """The advice (a lever) to divide the learning rate by `parts`; `why` is its reason."""
-    learning_rate = facts.settings.learning_rate
-    new_rate = rounded_part(learning_rate, parts)
-    return setting_lever("learning_rate", now=learning_rate, to=new_rate, why=why)
-
-
-def rounded_part(value: object, parts: int) -> float | None:
-    """A setting divided by `parts`, with two digits; None if it is not a number."""
-    return float(f"{value / parts:.2g}") if isinstance(value, int | float) else None
 
 
 def _same_text_from_start(facts: Facts) -> bool:
     """Whether the answers of a group (all to one task) were the same text in the first steps,
     without being right."""
-    distinct_at_start = facts.view_values("distinct_share")[: limits.LEAST]
-    if len(distinct_at_start) < limits.LEAST or mean(distinct_at_start) > limits.ALIKE_IN_GROUP:
+    distinct_at_start = facts.view_values("distinct_share")[: limits.FEWEST_STEPS]
+    if (
+        len(distinct_at_start) < limits.FEWEST_STEPS
+        or mean(distinct_at_start) > limits.LOW_DISTINCT_SHARE
+    ):
         return False
     return _not_all_solved(facts)
 
@@ -576,18 +559,18 @@ def _same_text_from_start(facts: Facts) -> bool:
 def _nearly_all_solved(solved_share: float) -> bool:
     """Whether nearly all tasks are solved, so that exploration can hardly gain anything."""
     # The rest may be answers that the scorer cannot parse: up to UNPARSED is no finding.
-    return solved_share >= 1 - limits.UNPARSED
+    return solved_share >= 1 - limits.HIGH_UNPARSED_SHARE
 
 
 def _not_all_solved(facts: Facts) -> bool:
     """Whether the first steps left tasks unsolved; True if success is not reported. Groups of equal
     answers are a fault only then: a model that knows its tasks answers equally."""
-    solved_at_start = facts.view_values("solved_share")[: limits.LEAST]
-    return not solved_at_start or mean(solved_at_start) < limits.SOLVED_ALWAYS
+    solved_at_start = facts.view_values("solved_share")[: limits.FEWEST_STEPS]
+    return not solved_at_start or mean(solved_at_start) < limits.NEARLY_ALL_SOLVED_SHARE
 
 
 def _still_rising(facts: Facts, steps: int) -> bool:
-    """Whether the run still improved in its last `steps` steps.
+    """Whether the run still improved clearly in its last `steps` steps.
 
     The second half of these steps is compared with the first: by the share of right answers, or by
     the reward if success is not reported. Returns False if the halves are too short to compare.
@@ -597,4 +580,5 @@ def _still_rising(facts: Facts, steps: int) -> bool:
     if half_length < 2:
         return False
     rise = change_between(values[:half_length], values[-half_length:])
-    return rise.change > limits.SUCCESS_FOLLOWS and rise.z >= limits.RISING_Z
+    is_beyond_noise = rise.z >= limits.RISING_Z
+    return rise.change > limits.SMALL_SUCCESS_CHANGE and is_beyond_noise

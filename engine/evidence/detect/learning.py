@@ -6,16 +6,21 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from engine.core.format import whole_percent
-from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
-from engine.evidence.detect.groups import rounded_part
-from engine.evidence.detect.views import Facts, mean
+from engine.evidence.detect.findings import (
+    Finding,
+    Lever,
+    edit_lever,
+    lower_rate_lever,
+    setting_lever,
+)
+from engine.evidence.detect.views import Facts
 from engine.evidence.stats import thresholds as limits
 from engine.evidence.stats.inference import MARGIN
 from engine.evidence.stats.power import more_rows, tasks_for_share
 from engine.evidence.stats.results import rounded
+from engine.evidence.stats.trends import Spike, mean, spikes_of
 from engine.evidence.verdict.comparison import Comparison
 from engine.records.lines.curves import number
 from engine.records.settings import ROW_ALGORITHMS
@@ -39,9 +44,12 @@ def overfitting(facts: Facts) -> Finding | None:
     or if held-out success clearly rose in the meantime.
     """
     losses = _losses_since_lowest(facts)
-    if losses is None or losses.last_heldout < losses.lowest_heldout * (1 + limits.OVERFIT_RISE):
+    if losses is None:
         return None
-    if losses.rows_now >= losses.rows_then:
+    least_risen_loss = losses.lowest_heldout * (1 + limits.OVERFIT_RISE_PART)
+    rose_enough = losses.last_heldout >= least_risen_loss
+    training_loss_fell = losses.training_now < losses.training_then
+    if not rose_enough or not training_loss_fell:
         return None
     if _success_rose(facts, losses.lowest_step, losses.last_step):
         return None
@@ -56,8 +64,8 @@ class _Losses:
     last_step: int  # the step of the last held-out evaluation
     lowest_heldout: float
     last_heldout: float
-    rows_then: float  # mean training loss of the last steps up to `lowest_step`
-    rows_now: float  # mean training loss of the last steps up to `last_step`
+    training_then: float  # mean training loss of the last steps up to `lowest_step`
+    training_now: float  # mean training loss of the last steps up to `last_step`
 
 
 def _losses_since_lowest(facts: Facts) -> _Losses | None:
@@ -65,21 +73,22 @@ def _losses_since_lowest(facts: Facts) -> _Losses | None:
 
     Also None if the training loss is not known.
     """
-    heldout_losses = facts.curve("heldout_loss")
+    heldout_losses = facts.curve("heldout_loss")  # pairs (step, loss)
     if not _rises_at_end(facts.curve_values("heldout_loss")):
         return None
-    row_losses = facts.curve("loss")
-    if not row_losses:
+    training_losses = facts.curve("loss")
+    if not training_losses:
         return None
-    lowest_step, lowest_loss = min(heldout_losses, key=lambda step_and_loss: step_and_loss[1])
+    lowest_loss = min(loss for _, loss in heldout_losses)
+    lowest_step = next(step for step, loss in heldout_losses if loss == lowest_loss)
     last_step, last_loss = heldout_losses[-1]
     return _Losses(
         lowest_step=lowest_step,
         last_step=last_step,
         lowest_heldout=lowest_loss,
         last_heldout=last_loss,
-        rows_then=mean(_last_values_up_to(row_losses, lowest_step)),
-        rows_now=mean(_last_values_up_to(row_losses, last_step)),
+        training_then=mean(_last_values_up_to(training_losses, lowest_step)),
+        training_now=mean(_last_values_up_to(training_losses, last_step)),
     )
 
 
@@ -90,8 +99,8 @@ def _overfitting_finding(facts: Facts, losses: _Losses) -> Finding:
         "heldout_loss_lowest": losses.lowest_heldout,
         "lowest_at_step": losses.lowest_step,
         "heldout_loss": losses.last_heldout,
-        "loss_then": losses.rows_then,
-        "loss": losses.rows_now,
+        "loss_then": losses.training_then,
+        "loss": losses.training_now,
         "heldout_success_then": success_by_step.get(losses.lowest_step),
         "heldout_success": success_by_step.get(losses.last_step),
     }
@@ -99,42 +108,41 @@ def _overfitting_finding(facts: Facts, losses: _Losses) -> Finding:
         f"The held-out loss was lowest at step {losses.lowest_step} "
         f"({losses.lowest_heldout:.3g}) and has risen to "
         f"{losses.last_heldout:.3g} since, while the loss of the rows fell from "
-        f"{losses.rows_then:.3g} to {losses.rows_now:.3g}."
+        f"{losses.training_then:.3g} to {losses.training_now:.3g}."
     )
     lever = _overfitting_lever(facts, losses.lowest_step)
     return Finding("overfitting", sentence, evidence, lever, playbook="sft", examples="changed")
 
 
 def _rises_at_end(losses: Sequence[float]) -> bool:
-    """Whether each of the last `OVERFIT_EVALS` losses is above the one before it."""
-    if len(losses) <= limits.OVERFIT_EVALS:  # n rises need n + 1 values
+    """Whether each of the last three losses (`FEWEST_EVALUATIONS`) is above the one before it."""
+    if len(losses) <= limits.FEWEST_EVALUATIONS:  # n rises need n + 1 values
         return False
-    last_losses = losses[-limits.OVERFIT_EVALS - 1 :]
+    last_losses = losses[-limits.FEWEST_EVALUATIONS - 1 :]
     return not any(later <= earlier for earlier, later in itertools.pairwise(last_losses))
 
 
 def _overfitting_lever(facts: Facts, best_step: int) -> Lever:
-    """The advice (a lever) to stop at `best_step`; if that is 0, to change the rate or the rows."""
+    """The advice (a lever) to train only until `best_step`, the one with the lowest held-out loss.
+
+    If that is step 0, the start, the advice is a lower learning rate, or more rows if the run saw
+    its rows very often.
+    """
     if best_step == 0 and _passes_over_rows(facts) >= limits.MANY_PASSES:
         return edit_lever(
             "more different rows, or fewer passes: no step made held-out rows likelier"
         )
     if best_step == 0:  # every step did harm, so fewer of them would not help
-        learning_rate = facts.settings.learning_rate
         reason = "and see whether the rows are like the held-out ones: no step made those likelier"
-        new_rate = rounded_part(learning_rate, parts=3)
-        return setting_lever("learning_rate", now=learning_rate, to=new_rate, why=reason)
+        return lower_rate_lever(facts.settings.learning_rate, divisor=3, why=reason)
     reason = "fewer passes; more rows if there are any"
     return setting_lever("steps", now=facts.settings.steps, to=best_step, why=reason)
 
 
 def _passes_over_rows(facts: Facts) -> float:
     """How often the run saw each of its training rows; 0.0 if that is not known."""
-    batch_size, steps, row_count = (
-        facts.settings.batch_size,
-        facts.settings.steps,
-        facts.training_rows.rows,
-    )
+    batch_size, steps = facts.settings.batch_size, facts.settings.steps
+    row_count = facts.training_rows.rows
     if not batch_size or not steps or not row_count:
         return 0.0
     return steps * batch_size / row_count
@@ -148,9 +156,10 @@ def _success_rose(facts: Facts, from_step: int, to_step: int) -> bool:
     success_by_step = dict(facts.curve("heldout_success"))
     before, after = success_by_step.get(from_step, 0.0), success_by_step.get(to_step, 0.0)
     noise = 0.0  # while the number of tasks is not known
-    if facts.exam_tasks:  # two standard errors of the difference between two shares
-        noise = 2 * math.sqrt(2 * before * (1 - before) / facts.exam_tasks)
-    return after - before > max(limits.OVERFIT_SUCCESS, noise)
+    task_count = facts.exam_tasks  # held-out tasks behind each of the two shares; 0: not known
+    if task_count:  # two standard errors of the difference between two shares
+        noise = 2 * math.sqrt(2 * before * (1 - before) / task_count)
+    return after - before > max(limits.OVERFIT_SUCCESS_GAIN, noise)
 
 
 def too_short(facts: Facts) -> Finding | None:
@@ -162,7 +171,7 @@ def too_short(facts: Facts) -> Finding | None:
     if facts.comparison is None:  # the run is not finished
         return None
     solved_shares = facts.curve_values("heldout_success")
-    if not solved_shares or max(solved_shares) > limits.SOLVED_NEVER:
+    if not solved_shares or max(solved_shares) > limits.HARDLY_SOLVED_SHARE:
         return None
     loss_curve = facts.curve("heldout_loss")
     losses = [loss for _, loss in loss_curve]
@@ -205,10 +214,10 @@ def _falls_slowly(losses: Sequence[float]) -> bool:
 
     Returns False if there are too few losses to tell.
     """
-    if len(losses) < limits.OVERFIT_EVALS:
+    if len(losses) < limits.FEWEST_EVALUATIONS:
         return False
     always_falls = all(later < earlier for earlier, later in itertools.pairwise(losses))
-    return always_falls and losses[-1] >= (1 - limits.SLOW_FALL) * losses[0]
+    return always_falls and losses[-1] >= (1 - limits.SLOW_FALL_PART) * losses[0]
 
 
 def _slow_finding(facts: Facts, losses: Sequence[float], *, solved_share: float) -> Finding:
@@ -231,11 +240,11 @@ def _slow_finding(facts: Facts, losses: Sequence[float], *, solved_share: float)
 def _still_falls(losses: Sequence[float]) -> bool:
     """Whether the last loss is the lowest, and clearly below the one halfway. Returns False if
     there are too few losses to tell."""
-    if len(losses) < limits.OVERFIT_EVALS:
+    if len(losses) < limits.FEWEST_EVALUATIONS:
         return False
     last_loss = losses[-1]
     is_lowest = last_loss <= min(losses)
-    return is_lowest and last_loss <= (1 - limits.STILL_FALLING) * _halfway(losses)
+    return is_lowest and last_loss <= (1 - limits.STILL_FALLING_PART) * _halfway(losses)
 
 
 def _halfway(values: Sequence[float]) -> float:
@@ -252,7 +261,7 @@ def no_update(facts: Facts) -> Finding | None:
     # AdamW moves a weight by at most about the learning rate per step.
     farthest_move = sum(rates)
     ended_by_trainer = facts.failure_kind == "no_update"  # the trainer came to the same conclusion
-    steps_too_small = len(rates) >= limits.WINDOW and farthest_move < limits.FARTHEST_MOVE
+    steps_too_small = len(rates) >= limits.RECENT_STEPS and farthest_move < limits.LEAST_WEIGHT_MOVE
     if not (ended_by_trainer or steps_too_small or _has_no_gradient(norms)):
         return None
     median_norm = statistics.median(norms) if norms else None
@@ -277,16 +286,16 @@ def _no_update_finding(
         f"In {step_count} steps no weight of the adapter can have moved by more than "
         f"{farthest_move:.1g} (gradient norm {median_norm or 0.0:.2g})."
     )
-    # With this factor a weight could move ten times as far as FARTHEST_MOVE.
-    factor = max(1.0, limits.FARTHEST_MOVE / farthest_move) if farthest_move else 1.0
+    # With ten times this factor a weight could move ten times as far as an adapter needs to change.
+    factor = max(1.0, limits.LEAST_WEIGHT_MOVE / farthest_move) if farthest_move else 1.0
     lever = _higher_rate(facts.settings.learning_rate, 10 * factor)
     # A root cause: nothing was learnt or lost, so training caused nothing else that the run shows.
-    return Finding("no_update", sentence, evidence, lever, playbook="failures", root=True)
+    return Finding("no_update", sentence, evidence, lever, playbook="failures", is_cause=True)
 
 
 def _higher_rate(learning_rate: object, factor: float = 10.0) -> Lever:
-    """The advice to multiply the learning rate by `factor`; without a value if the rate is not
-    known."""
+    """The advice (a lever) to multiply the learning rate by `factor`, with two digits; it names no
+    new value if `learning_rate` is not a number."""
     new_rate = None
     if isinstance(learning_rate, int | float):
         new_rate = float(f"{factor * learning_rate:.2g}")
@@ -296,7 +305,9 @@ def _higher_rate(learning_rate: object, factor: float = 10.0) -> Lever:
 
 def _has_no_gradient(norms: Sequence[float]) -> bool:
     """Whether the median gradient norm is practically 0. False if there are too few to tell."""
-    return len(norms) >= limits.LEAST and statistics.median(norms) < limits.NO_GRADIENT
+    return (
+        len(norms) >= limits.FEWEST_STEPS and statistics.median(norms) < limits.ZERO_GRADIENT_NORM
+    )
 
 
 def _rates_and_norms(facts: Facts) -> tuple[list[float], list[float]]:
@@ -319,14 +330,6 @@ def _rates_and_norms(facts: Facts) -> tuple[list[float], list[float]]:
     return rates, norms
 
 
-class _Spike(NamedTuple):
-    """A point of a curve that is far above the usual value, the median of the steps before it."""
-
-    step: int
-    value: float
-    usual_value: float
-
-
 def unstable(facts: Facts) -> Finding | None:
     """Detect unstable training. Returns None without a sign of it.
 
@@ -342,33 +345,40 @@ def unstable(facts: Facts) -> Finding | None:
     explosion = _explosion(facts) if facts.algorithm in ROW_ALGORITHMS else None
     if explosion is not None:
         return explosion
-    divergence_jumps = _spikes(facts.curve("kl"), limits.KL_FLOOR)
+    divergence_jumps = spikes_of(facts.curve("kl"), limits.KL_FLOOR)
     if divergence_jumps:
         return _divergence_finding(facts, divergence_jumps)
     return _gradient_finding(facts)
 
 
 def _explosion(facts: Facts) -> Finding | None:
-    """The finding that the training loss rose far above its first value and stayed above it. None
-    if it did not, and for a run under way that may still recover (within `EXPLODED_FOR` steps)."""
-    if len(points := facts.curve("loss")) < limits.LEAST:
+    """The finding that the training loss rose far above its first value and stayed above it.
+
+    Returns None if it did not, and for a run under way whose highest loss is so recent (less than
+    `EXPLODED_STEPS` steps ago) that it may still recover.
+    """
+    steps, losses = [step for step, _ in facts.curve("loss")], facts.curve_values("loss")
+    if len(losses) < limits.FEWEST_STEPS:
         return None
-    first_loss = points[0][1]
-    step, highest = max(points, key=lambda point: point[1])
-    if highest < limits.EXPLODED * first_loss or highest < first_loss + limits.EXPLODED_BY:
+    first_loss, highest = losses[0], max(losses)
+    peak_step = steps[losses.index(highest)]
+    least_high = max(limits.EXPLODED_FACTOR * first_loss, first_loss + limits.EXPLODED_RISE)
+    if highest < least_high:
         return None
     is_over = facts.comparison is not None or facts.failure is not None
-    may_recover = not is_over and points[-1][0] < step + limits.EXPLODED_FOR
-    if may_recover or statistics.fmean(loss for _, loss in points[-3:]) < first_loss:
+    may_recover = not is_over and steps[-1] < peak_step + limits.EXPLODED_STEPS
+    came_down = statistics.fmean(losses[-3:]) < first_loss
+    if may_recover or came_down:
         return None
-    evidence = {"loss_start": first_loss, "loss_highest": highest, "step": step}
-    rise = f"rose from {first_loss:.3g} at the first step to {highest:.3g} at step {step}"
-    what = f"The loss of the rows {rise}: the steps throw the model away."
-    return _unstable_finding(facts, what, evidence, rate_divisor=10)
+    evidence = {"loss_start": first_loss, "loss_highest": highest, "step": peak_step}
+    rise = f"rose from {first_loss:.3g} at the first step to {highest:.3g} at step {peak_step}"
+    sentence = f"The loss of the rows {rise}: the steps throw the model away."
+    return _unstable_finding(facts, sentence, evidence, rate_divisor=10)
 
 
-def _divergence_finding(facts: Facts, jumps: Sequence[_Spike]) -> Finding:
-    """The finding that the KL divergence from the start jumped; the last jump is described."""
+def _divergence_finding(facts: Facts, jumps: Sequence[Spike]) -> Finding:
+    """The finding that the KL divergence of the policy from its start jumped; it describes the last
+    of the `jumps`."""
     last_jump = jumps[-1]
     evidence = {
         "kl": last_jump.value,
@@ -391,11 +401,11 @@ def _gradient_finding(facts: Facts) -> Finding | None:
     # A norm up to the clipping limit is no spike: such a gradient was applied unchanged. 1 is used
     # if gradients were not clipped, or if the limit is not known.
     clip_limit = float(facts.settings.max_grad_norm or 1.0)
-    spikes = _spikes(facts.curve("grad_norm"), clip_limit)
+    spikes = spikes_of(facts.curve("grad_norm"), clip_limit)
     harmful_count = sum(_worse_after(facts, spike.step) for spike in spikes)
-    if not harmful_count and len(spikes) < limits.SPIKES:
+    if not harmful_count and len(spikes) < limits.FEWEST_SPIKES:
         return None
-    largest = max(spikes, key=lambda spike: spike.value / spike.usual_value)
+    largest = max(spikes, key=_times_usual)
     evidence = {
         "grad_norm": largest.value,
         "grad_norm_usual": largest.usual_value,
@@ -407,8 +417,14 @@ def _gradient_finding(facts: Facts) -> Finding | None:
     return _unstable_finding(facts, sentence, evidence, rate_divisor=2)
 
 
-def _gradient_text(largest: _Spike, spike_count: int, *, harmful: bool) -> str:
-    """The sentence on spikes of the gradient norm. `harmful`: training got worse after one."""
+def _times_usual(spike: Spike) -> float:
+    """How many times as high as usual a spike is: a sort key."""
+    return spike.value / spike.usual_value
+
+
+def _gradient_text(largest: Spike, spike_count: int, *, harmful: bool) -> str:
+    """The sentence on `spike_count` spikes of the gradient norm, of which it names the largest;
+    `harmful` says that training got worse after one of them."""
     consequence = ", and training got worse after it" if harmful else ""
     return (
         f"The gradient norm jumped {spike_count} times, to {largest.value:.2g} at step "
@@ -424,7 +440,7 @@ def underpowered(facts: Facts) -> Finding | None:
     comparison = facts.comparison
     if comparison is None or comparison.outcome.verdict != "inconclusive":
         return None
-    smallest_gap = rounded(comparison.outcome.detectable)
+    smallest_gap = rounded(comparison.outcome.detectable)  # the smallest change that would show
     if smallest_gap is None or not comparison.outcome.n:
         return None
     shows_enough = comparison.measure == "success" and smallest_gap <= MARGIN
@@ -469,7 +485,7 @@ def _more_tasks(facts: Facts, reported_tasks: int, needed_tasks: int | None) -> 
     """
     is_training = facts.algorithm != "evaluate"
     setting = "eval_rows" if is_training else "rows"
-    rows_set = getattr(facts.settings, setting)
+    rows_set = getattr(facts.settings, setting)  # None if it was not set
     # A training run reports only half of its held-out tasks, unless dev tasks choose.
     reports_half = is_training and not facts.dev_tasks
     rows_per_task = 2 if reports_half else 1
@@ -495,7 +511,10 @@ def _remark_on_halves(rows_available: int | None) -> str:
 
 
 def _rows_to_ask(rows_used: int, rows_needed: int | None, rows_available: int | None) -> int:
-    """How many rows the next evaluation should ask, at most those available; None means unknown."""
+    """How many rows the next evaluation should ask, at most those available.
+
+    `rows_used` were asked this time; `rows_needed` would be enough; None: not known.
+    """
     # If it is not known how many are needed: four times as many tasks halve the smallest change
     # that shows.
     rows = rows_needed or 4 * rows_used
@@ -514,12 +533,12 @@ def infra(facts: Facts) -> Finding | None:
     else:
         lever = edit_lever("mend the machine (honesmith doctor), then resume the run")
     sentence = _SENTENCE_OF_MACHINE_FAULT[failure.kind]
-    return Finding("infra", sentence, evidence, lever, playbook="crashes", root=True)
+    return Finding("infra", sentence, evidence, lever, playbook="crashes", is_cause=True)
 
 
 def _less_memory(facts: Facts) -> Lever:
-    """What to change (the lever) in a run that ran out of memory: gradient checkpointing; if that
-    is on already, half the batch size."""
+    """The advice (a lever) for a run that ran out of memory: switch gradient checkpointing on; if
+    it is on already, halve the batch size."""
     if not facts.settings.gradient_checkpointing:
         return setting_lever(
             "gradient_checkpointing", now=False, to=True, why="the same mathematics in less memory"
@@ -539,43 +558,21 @@ def _unstable_finding(
     """
     learning_rate = facts.settings.learning_rate
     evidence = {**evidence, "learning_rate": learning_rate}
-    new_rate = rounded_part(learning_rate, rate_divisor)
-    lever = setting_lever("learning_rate", now=learning_rate, to=new_rate)
+    lever = lower_rate_lever(learning_rate, divisor=rate_divisor)
     return Finding("unstable", sentence, evidence, lever, playbook="failures")
-
-
-def _spikes(points: Sequence[tuple[int, float]], floor: float) -> list[_Spike]:
-    """The points (step, value) of a curve that are far above the median of the steps before them.
-
-    Values up to `floor` are no spikes, and neither are points with too few steps before them.
-    """
-    spikes: list[_Spike] = []
-    earlier_values: list[float] = []
-    for step, value in points:
-        # Step 0 is no training step, and 0 is no measured norm: skip both, as spikes and in the
-        # median.
-        if value <= 0.0 or step <= 0:
-            continue
-        recent_values = earlier_values[-limits.SPIKE_MEMORY :]
-        earlier_values.append(value)
-        if len(recent_values) < limits.LEAST:
-            continue
-        usual_value = statistics.median(recent_values)
-        if value > limits.SPIKE * usual_value and value > floor:
-            spikes.append(_Spike(step, value, usual_value))
-    return spikes
 
 
 def _worse_after(facts: Facts, step: int) -> bool:
     """Whether training got worse after a step, by more than its noise.
 
-    Compares the means of the `LEAST` steps before and after. False if either side has fewer steps.
+    Compares the means of the five steps before and after it. False if either side has fewer steps.
     """
+    count = limits.FEWEST_STEPS
     judged_by_loss = facts.algorithm in ROW_ALGORITHMS  # SFT and DPO, which have no reward
     curve = facts.curve("loss" if judged_by_loss else "reward_mean")
-    before = [value for at_step, value in curve if 0 < at_step < step][-limits.LEAST :]
-    after = [value for at_step, value in curve if at_step > step][: limits.LEAST]
-    if len(before) < limits.LEAST or len(after) < limits.LEAST:
+    before = [value for at_step, value in curve if 0 < at_step < step][-count:]
+    after = [value for at_step, value in curve if at_step > step][:count]
+    if len(before) < count or len(after) < count:
         return False
     rise = mean(after) - mean(before)
     worsening = rise if judged_by_loss else -rise  # a loss gets worse by rising
@@ -583,18 +580,18 @@ def _worse_after(facts: Facts, step: int) -> bool:
 
 
 def _noise_of_difference(before: Sequence[float], after: Sequence[float]) -> float:
-    """Two standard errors of the difference of two means, over `LEAST` steps each."""
+    """Two standard errors of the difference of two means, over `FEWEST_STEPS` values each."""
     # The larger standard deviation is used for both sides; 1e-9 keeps the noise above 0.
     deviation = max(statistics.stdev(before), statistics.stdev(after), 1e-9)
-    return 2 * deviation * (2 / limits.LEAST) ** 0.5
+    return 2 * deviation * (2 / limits.FEWEST_STEPS) ** 0.5
 
 
 def _last_values_up_to(points: Sequence[tuple[int, float]], step: int) -> list[float]:
-    """The last values of a curve up to a step, at most `LEAST` of them.
+    """The last five values of a curve up to `step`, or fewer if there are fewer.
 
-    If the curve begins after the step, its first `LEAST` values.
+    `points` are pairs (step, value). If the curve begins after `step`, its first five values.
     """
     until_step = [value for at_step, value in points if at_step <= step]
     if until_step:
-        return until_step[-limits.LEAST :]
-    return [value for _, value in points[: limits.LEAST]]
+        return until_step[-limits.FEWEST_STEPS :]
+    return [value for _, value in points[: limits.FEWEST_STEPS]]

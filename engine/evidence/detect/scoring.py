@@ -1,22 +1,23 @@
-"""Detectors of faults in the reward: scoring fails, is slow, changes, or rewards wrong answers."""
+"""Detectors of faults in the reward: scoring fails, is slow, changes, or rewards wrong answers; or
+the reward falls."""
 
+import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from engine.core.format import whole_percent
-from engine.evidence.detect.findings import Finding, edit_lever
-from engine.evidence.detect.views import (
-    START_STEPS,
-    Facts,
+from engine.evidence.detect.findings import Finding, edit_lever, lower_rate_lever
+from engine.evidence.detect.views import START_STEPS, Facts
+from engine.evidence.stats import thresholds as limits
+from engine.evidence.stats.trends import (
     Trend,
     level_if_lasting,
     mean,
     mean_or_none,
     recent_mean,
+    recent_values,
     trend,
-    window,
 )
-from engine.evidence.stats import thresholds as limits
 from engine.evidence.verdict.fresh_scores import rewards_depend_on_past
 from engine.records.settings import SAMPLING_ALGORITHMS
 from envs.audit import rescore
@@ -47,7 +48,7 @@ def reward_errors(facts: Facts) -> Finding | None:
     error_shares = _scoring_error_shares(facts)
     error_share = mean(error_shares) if error_shares else 0.0
     scoring_ended_run = facts.failure_kind == "reward"
-    if not scoring_ended_run and error_share <= limits.REWARD_ERRORS:
+    if not scoring_ended_run and error_share <= limits.HIGH_ERROR_SHARE:
         return None
     evidence: dict[str, object] = {"reward_errors": error_share}
     if scoring_ended_run and facts.failure is not None:
@@ -60,7 +61,13 @@ def reward_errors(facts: Facts) -> Finding | None:
         sentence = "Scoring failed on too many answers before a step was done."
     lever = edit_lever("score(): mend it for the answers shown, push again")
     return Finding(
-        "reward_errors", sentence, evidence, lever, playbook="rewards", examples="error", root=True
+        "reward_errors",
+        sentence,
+        evidence,
+        lever,
+        playbook="rewards",
+        examples="error",
+        is_cause=True,
     )
 
 
@@ -82,21 +89,24 @@ def scorer_moves(facts: Facts) -> Finding | None:
 
     Returns None if no answers were scored again, or if too few rewards differ.
     """
-    if not rewards_depend_on_past(facts.rescoring):
+    rescoring = facts.rescoring  # what came of scoring answers again; {} if none were
+    if not rewards_depend_on_past(rescoring):
         return _reward_by_chance(facts)
     # If rewards depend on the past there is at least one example.
-    example = facts.rescoring["examples"][0]
+    example = rescoring["examples"][0]
     evidence = {
-        "scored": facts.rescoring["scored"],
-        "differing": facts.rescoring["differing"],
-        "wavering": facts.rescoring["wavering"],
+        "scored": rescoring["scored"],
+        "differing": rescoring["differing"],
+        "wavering": rescoring["wavering"],  # got another reward each time
         "task": str(example["task"])[:_TASK_CHARS],
         "reward": example["first"],
         "fresh": example["second"],
     }
-    sentence = rescore.sentence(facts.rescoring)
+    sentence = rescore.sentence(rescoring)
     lever = edit_lever("score(): keep nothing between calls, patch nothing; push, evaluate again")
-    return Finding("scorer_moves", f"{sentence}.", evidence, lever, playbook="rewards", root=True)
+    return Finding(
+        "scorer_moves", f"{sentence}.", evidence, lever, playbook="rewards", is_cause=True
+    )
 
 
 def _reward_by_chance(facts: Facts) -> Finding | None:
@@ -105,9 +115,9 @@ def _reward_by_chance(facts: Facts) -> Finding | None:
     Returns None if few answers do: a judge may waver, and a run may learn all the same.
     """
     scored, wavering = facts.rescoring.get("scored") or 0, facts.rescoring.get("wavering") or 0
-    if not scored or wavering / scored <= limits.RESCORED_OUTSIDE or facts.comparison is None:
+    if not scored or wavering / scored <= limits.TOLERATED_SHARE_WITH_NETWORK:
         return None
-    if facts.comparison.outcome.verdict == "better":
+    if facts.comparison is None or facts.comparison.outcome.verdict == "better":
         return None
     evidence = {"scored": scored, "wavering": wavering}
     sentence = (
@@ -115,14 +125,14 @@ def _reward_by_chance(facts: Facts) -> Finding | None:
         "another one the next time."
     )
     lever = edit_lever("score(): no chance and no state: the same answer, the same reward; push")
-    return Finding("scorer_moves", sentence, evidence, lever, playbook="rewards", root=True)
+    return Finding("scorer_moves", sentence, evidence, lever, playbook="rewards", is_cause=True)
 
 
 def slow_reward(facts: Facts) -> Finding | None:
-    """Detect that scoring takes more than `SLOW_SHARE` of the time of a step.
+    """Detect that scoring takes more than half of the time of a step.
 
-    Returns None if times were not measured, if scoring takes less, or if it takes no noticeable
-    time.
+    Returns None if times were not measured, if scoring takes less, or if it takes less than a
+    second.
     """
     score_s = recent_mean(facts.series("reward_s"))
     sample_s = recent_mean(facts.series("sample_s"))
@@ -131,7 +141,7 @@ def slow_reward(facts: Facts) -> Finding | None:
         return None
     step_s = score_s + (sample_s + train_s)
     share = score_s / max(1e-9, step_s)  # `step_s` may be 0
-    if share <= limits.SLOW_SHARE or score_s < limits.SLOW_SECONDS:
+    if share <= limits.SLOW_PART_OF_STEP or score_s < limits.SLOW_SECONDS:
         return None
     evidence = {
         "reward_s": score_s,
@@ -152,10 +162,10 @@ def judge_pleasing(facts: Facts) -> Finding | None:
     """
     shares = facts.view_values("judge_gap")
     if facts.algorithm == "grpo":  # no finding while training reduces the share
-        pleased_share = level_if_lasting(shares, limits.JUDGE_GAP)
+        pleased_share = level_if_lasting(shares, limits.HIGH_JUDGE_GAP)
     else:
         pleased_share = mean_or_none(shares)
-    if pleased_share is None or pleased_share <= limits.JUDGE_GAP:
+    if pleased_share is None or pleased_share <= limits.HIGH_JUDGE_GAP:
         return None
     evidence = {
         "pleased_and_wrong": pleased_share,
@@ -192,14 +202,14 @@ def plateau(facts: Facts) -> Finding | None:
     plateau_share = recent_mean(facts.view_values("usual_share"))
     if effective_share is None or solved_share is None or plateau_share is None:
         return None
-    if effective_share >= limits.EFFECTIVE_LOW or solved_share > limits.SOLVED_NEVER:
+    if effective_share >= limits.LOW_EFFECTIVE_SHARE or solved_share > limits.HARDLY_SOLVED_SHARE:
         return None
     # The median, but a reward that answers do earn: of two in the middle, the lower one.
-    level = statistics.median_low(window(facts.view_values("usual_reward")))
-    if plateau_share >= limits.ON_PLATEAU and level > 0:
+    level = statistics.median_low(recent_values(facts.view_values("usual_reward")))
+    if plateau_share >= limits.HIGH_PLATEAU_SHARE and level > 0:
         return _plateau_finding(facts, level, plateau_share, solved_share)
     flat_share = recent_mean(facts.series("groups_flat_partial"))
-    if flat_share is not None and flat_share >= limits.ON_PLATEAU:
+    if flat_share is not None and flat_share >= limits.HIGH_PLATEAU_SHARE:
         return _plateau_finding(facts, None, flat_share, solved_share)
     return None
 
@@ -221,25 +231,17 @@ def _plateau_finding(
         "reward_mean": recent_mean(facts.series("reward_mean")),
         "groups_effective": recent_mean(facts.series("groups_effective")),
     }
+    share_text = whole_percent(plateau_share)
     if level is None:
-        observation = (
-            f"In {whole_percent(plateau_share)} of the groups of the last steps all earn the "
-            "same part"
-        )
+        observation = f"In {share_text} of the groups of the last steps all earn the same part"
         lower_pay, row_filter = "less", "success == False and reward > 0"
     else:
-        observation = (
-            f"{whole_percent(plateau_share)} of the answers of the last steps earn exactly "
-            f"{level:.3g}"
-        )
-        lower_pay, row_filter = (
-            f"less than {level:.3g}",
-            f"success == False and reward == {level!r}",
-        )
+        observation = f"{share_text} of the answers of the last steps earn exactly {level:.3g}"
+        lower_pay = f"less than {level:.3g}"
+        row_filter = f"success == False and reward == {level!r}"
     sentence = (
         f"{observation} and {whole_percent(solved_share)} are right: the reward is a plateau that "
-        "pays for not "
-        "finishing."
+        "pays for not finishing."
     )
     lever = edit_lever(
         f"score(): pay {lower_pay} for what the answers shown do, and a step more for each thing "
@@ -315,8 +317,8 @@ def _hacking_evidence(
     return {
         "reward_start": reward_trend.first,
         "reward": reward_trend.last,
-        "solved_start": mean_or_none(solved_shares[: limits.WINDOW]),
-        "solved": mean_or_none(solved_shares[-limits.WINDOW :]),
+        "solved_start": mean_or_none(solved_shares[: limits.RECENT_STEPS]),
+        "solved": mean_or_none(solved_shares[-limits.RECENT_STEPS :]),
         "signals": sorted(signals),
         # "success_flat" is left out: its number stands under `solved` already.
         **{f"signal_{name}": value for name, value in signals.items() if name != "success_flat"},
@@ -329,10 +331,11 @@ def _is_enough_evidence(
     """Whether these signals are enough evidence that a reward is exploited."""
     if reward_signals:
         # All reward signals together count as one; there must be another kind of signal too.
-        return 1 + len(other_signals) >= limits.HACKING_SIGNALS
+        return 1 + len(other_signals) >= limits.FEWEST_HACKING_SIGNALS
     # Success is not reported, or rises with the reward, which may come from the same exploit. Only
     # one pattern is proof then: answers that grow longer and are the same for different tasks.
-    same_for_all_tasks = other_signals.get("alike", 0.0) >= limits.ALIKE_THOUGH_SOLVED
+    # More of them must be alike here than for the signal "alike" itself.
+    same_for_all_tasks = other_signals.get("alike", 0.0) >= limits.HIGHER_ALIKE_SHARE
     return "longer" in other_signals and same_for_all_tasks
 
 
@@ -351,7 +354,7 @@ def _reward_signals(
     if wrong_pay is not None:
         signals["wrong_paid"] = wrong_pay
     if not success_follows:
-        signals["success_flat"] = mean(facts.view_values("solved_share")[-limits.WINDOW :])
+        signals["success_flat"] = mean(facts.view_values("solved_share")[-limits.RECENT_STEPS :])
     return signals
 
 
@@ -364,12 +367,12 @@ def _success_follows(facts: Facts, reward_trend: Trend) -> bool | None:
     success_trend = trend(facts.view_values("solved_share"))
     if success_trend is None:
         return None
-    if success_trend.first >= limits.SOLVED_ALWAYS:
+    if success_trend.first >= limits.NEARLY_ALL_SOLVED_SHARE:
         return True
     largest_reward = max(1.0, *(abs(value) for value in facts.series("reward_mean")))
     # In parts of the largest reward, the reward's rise can be compared with the rise of a share.
-    part_of_reward_rise = limits.FOLLOWS_PART * reward_trend.change / largest_reward
-    return success_trend.change >= max(limits.SUCCESS_FOLLOWS, part_of_reward_rise)
+    part_of_reward_rise = limits.PART_OF_REWARD_RISE * reward_trend.change / largest_reward
+    return success_trend.change >= max(limits.SMALL_SUCCESS_CHANGE, part_of_reward_rise)
 
 
 def _pay_of_wrong_answers(facts: Facts, reward_trend: Trend) -> float | None:
@@ -388,14 +391,14 @@ def _pay_of_wrong_answers(facts: Facts, reward_trend: Trend) -> float | None:
         return None
     if not wrong_trend.rose or right_trend.last <= 0:
         return None
-    if wrong_trend.last < limits.WRONG_PAYS * right_trend.last:
+    if wrong_trend.last < limits.WRONG_REWARD_PART * right_trend.last:
         return None
     # A rise of the mean reward is earned to the extent that more answers are right. The rest comes
     # from higher pay for right and for wrong answers, weighted by their shares of the answers.
     unearned_rise = (
         solved_trend.last * right_trend.change + (1 - solved_trend.last) * wrong_trend.change
     )
-    if unearned_rise < limits.UNEARNED * reward_trend.change:
+    if unearned_rise < limits.UNEARNED_PART * reward_trend.change:
         return None
     return wrong_trend.last
 
@@ -416,45 +419,59 @@ def _other_signals(facts: Facts, *, success_known: bool) -> dict[str, float]:
 
 
 def _length_signal(facts: Facts) -> dict[str, float]:
-    """A signal that the reward is exploited: answers became much longer or shorter. {} without it.
+    """A signal that the reward is exploited: answers became much longer or shorter.
 
-    The number is the factor by which their mean length changed.
+    The result maps the name of the signal to the factor by which their mean length changed. Returns
+    {} without the signal.
     """
     growth = _growth_factor(trend(facts.view_values("mean_tokens")))
-    if growth >= limits.LENGTH_UP:
+    if growth >= limits.LONGER_FACTOR:
         return {"longer": growth}
-    if growth <= limits.LENGTH_DOWN:
+    if growth <= limits.SHORTER_FACTOR:
         return {"shorter": growth}
     return {}
 
 
 def _alike_signal(facts: Facts) -> dict[str, float]:
-    """A signal that the reward is exploited: answers to different tasks became alike. {} without
-    it.
+    """A signal that the reward is exploited: answers to different tasks became alike.
 
-    The number is the share of answers that are like the answer to another task.
+    The result maps the name of the signal to the share of answers that are like the answer to
+    another task. Returns {} without the signal.
     """
     alike_trend = trend(facts.view_values("alike_share"))
-    if alike_trend and alike_trend.last >= limits.ALIKE and alike_trend.change >= limits.ALIKE_RISE:
+    if (
+        alike_trend
+        and alike_trend.last >= limits.HIGH_ALIKE_SHARE
+        and alike_trend.change >= limits.ALIKE_RISE
+    ):
         return {"alike": alike_trend.last}
     return {}
 
 
 def _repeated_signal(facts: Facts) -> dict[str, float]:
-    """A signal that the reward is exploited: the repeated share of the answers grew. {} without
-    it."""
+    """A signal that the reward is exploited: answers repeat far more of themselves than at first.
+
+    The result maps the name of the signal to the share of repeated phrases now. Returns {} without
+    the signal.
+    """
     repeated_trend = trend(facts.view_values("repeated_share"))
     if repeated_trend is None:
         return {}
-    much_repeated = max(limits.REPEATED, limits.REPEATED_TIMES * repeated_trend.first)
+    much_repeated = max(limits.HIGH_REPEATED_SHARE, limits.REPEATED_GROWTH * repeated_trend.first)
     return {"repeated": repeated_trend.last} if repeated_trend.last >= much_repeated else {}
 
 
 def _form_signal(facts: Facts) -> dict[str, float]:
-    """A signal that the reward is exploited: the score for form rose to nearly full. {} without
-    it."""
+    """A signal that the reward is exploited: the score for form rose to nearly full.
+
+    The result maps the name of the signal to that score. Returns {} without the signal.
+    """
     form_trend = trend(facts.view_values("form_score"))
-    if form_trend and form_trend.change >= limits.FORM_RISE and form_trend.last >= limits.FORM_FULL:
+    if (
+        form_trend
+        and form_trend.change >= limits.FORM_RISE
+        and form_trend.last >= limits.FULL_FORM_SCORE
+    ):
         return {"form_only": form_trend.last}
     return {}
 
@@ -462,10 +479,11 @@ def _form_signal(facts: Facts) -> dict[str, float]:
 def _judge_signal(facts: Facts) -> dict[str, float]:
     """A signal that the reward is exploited: a judge rates more and more wrong answers highly.
 
-    The number is the share of such answers at the end. Returns {} without the signal.
+    The result maps the name of the signal to the share of such answers at the end. Returns {}
+    without the signal.
     """
     gap_trend = trend(facts.view_values("judge_gap"))
-    if gap_trend and gap_trend.last > limits.JUDGE_GAP and gap_trend.rose:
+    if gap_trend and gap_trend.last > limits.HIGH_JUDGE_GAP and gap_trend.rose:
         return {"judge": gap_trend.last}
     return {}
 
@@ -476,3 +494,59 @@ def _growth_factor(change: Trend | None) -> float:
     if change is None or change.first <= 0:
         return 1.0
     return change.last / change.first
+
+
+def reward_falls(facts: Facts) -> Finding | None:
+    """Detect that the reward of the training answers is clearly below that of the first steps.
+
+    Returns None if a held-out evaluation has measured the run since: `below_start` reports its
+    falls, and a lower training reward alone is no loss.
+    """
+    rewards, spreads = facts.series("reward_mean"), facts.series("reward_std")
+    first_steps, last_steps = limits.FALL_FIRST_STEPS, limits.FALL_LAST_STEPS
+    if facts.against_start is not None or len(rewards) < first_steps + last_steps:
+        return None
+    before, after = mean(rewards[:first_steps]), mean(rewards[-last_steps:])
+    lost = before - after
+    if before <= 0 or lost < limits.LOST_REWARD_PART * before:
+        return None
+    if lost < limits.FALL_Z * _error_of_fall(facts, spreads):
+        return None
+    return _reward_fall_finding(facts, before, after)
+
+
+def _error_of_fall(facts: Facts, spreads: Sequence[float]) -> float:
+    """The standard error of the difference between the mean reward of the first steps and that of
+    the last ones.
+
+    `spreads` has the standard deviation of the reward of each step.
+    """
+    # Answers to one task are similar, so only two of each group count as independent.
+    answers_per_step = 2 * (facts.settings.prompts_per_step or 1)
+    spread_before = mean(spreads[: limits.FALL_FIRST_STEPS])
+    spread_after = mean(spreads[-limits.FALL_LAST_STEPS :])
+    return math.sqrt(
+        spread_before**2 / (limits.FALL_FIRST_STEPS * answers_per_step)
+        + spread_after**2 / (limits.FALL_LAST_STEPS * answers_per_step)
+    )
+
+
+def _reward_fall_finding(facts: Facts, before: float, after: float) -> Finding:
+    """The finding that the mean reward fell from `before` (first steps) to `after` (last steps).
+
+    The cost of the finding is the difference.
+    """
+    evidence = {
+        "reward_start": before,
+        "reward": after,
+        "lost_part": (before - after) / before,
+        "learning_rate": facts.settings.learning_rate,
+    }
+    sentence = (
+        f"The reward fell from {before:.2g} in the first steps to {after:.2g} in the last "
+        f"{limits.FALL_LAST_STEPS}."
+    )
+    reason = "from the start again: this run forgot it"
+    lever = lower_rate_lever(facts.settings.learning_rate, divisor=3, why=reason)
+    cost = before - after
+    return Finding("reward_falls", sentence, evidence, lever, playbook="failures", cost=cost)

@@ -1,16 +1,21 @@
 """Detectors of losses, and of the faults in rows that cause them: results below the start, lost
 skills, leaks, contradictory rows, held-out tasks of another kind than the training rows."""
 
-import math
 from collections.abc import Sequence
 
 from engine.core.format import percent, significant, whole_percent
 from engine.core.hints import Change, Hint
-from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
-from engine.evidence.detect.groups import is_learning, rounded_part
-from engine.evidence.detect.views import Facts, StartComparison, mean, recent_mean, trend, window
+from engine.evidence.detect.findings import (
+    Finding,
+    Lever,
+    edit_lever,
+    lower_rate_lever,
+    setting_lever,
+)
+from engine.evidence.detect.views import Facts, StartComparison, is_learning
 from engine.evidence.stats import thresholds as limits
 from engine.evidence.stats.inference import ALPHA
+from engine.evidence.stats.trends import mean, recent_mean, recent_values, trend
 from engine.evidence.verdict.regression import Battery, SinceBase, keep_settings, sentence_of
 from engine.records.settings import REPLAYING_ALGORITHMS, ROW_ALGORITHMS
 
@@ -25,7 +30,9 @@ def below_start(facts: Facts) -> Finding | None:
     verdict, which rests on other tasks, may confirm the fall.
     """
     against_start = facts.against_start
-    if against_start is None or not (_fell_clearly(against_start) or _verdict_is_worse(facts)):
+    if against_start is None:
+        return None
+    if not _fell_clearly(against_start) and not _verdict_is_worse(facts):
         return None
     reason, lever = _reason_and_lever(facts, against_start)
     return Finding(
@@ -46,7 +53,8 @@ def _fell_clearly(against_start: StartComparison) -> bool:
     p = against_start.comparison.p
     if against_start.comparison.outcome.verdict != "worse" or p is None:
         return False
-    return p * against_start.evaluations < ALPHA
+    corrected_p = p * against_start.evaluations  # Bonferroni
+    return corrected_p < ALPHA
 
 
 def _verdict_is_worse(facts: Facts) -> bool:
@@ -65,12 +73,13 @@ def _verdict_is_worse(facts: Facts) -> bool:
     p, p_of_verdict = against_start.comparison.p, facts.comparison.p
     if p is None or p_of_verdict is None:
         return False
-    return min(1.0, p * against_start.evaluations) * p_of_verdict < ALPHA**2
+    corrected_p = min(1.0, p * against_start.evaluations)  # Bonferroni
+    return corrected_p * p_of_verdict < ALPHA**2
 
 
 def heldout_drop(facts: Facts) -> float:
-    """How far held-out success or reward is below the start. Returns 0.0 if it is not clearly
-    below."""
+    """How far mean held-out success or reward is below that of step 0, as a positive number.
+    Returns 0.0 if it is not significantly below, and for a loss."""
     against_start = facts.against_start
     if against_start is None or against_start.measure == "loss":
         return 0.0
@@ -101,7 +110,7 @@ def _fall_evidence(facts: Facts, against_start: StartComparison) -> dict[str, ob
 
 
 def _fall_text(against_start: StartComparison) -> str:
-    """The sentence on a fall below the start, without the full stop."""
+    """The sentence that the held-out result is below that of step 0, without the full stop."""
     is_share = against_start.measure == "success"
     before = _level_text(against_start.before, is_share)
     after = _level_text(against_start.after, is_share)
@@ -127,7 +136,7 @@ def _reason_and_lever(facts: Facts, against_start: StartComparison) -> tuple[str
             reason = f", while the reward went from {before:.2g} to {after:.2g}"
             return reason, edit_lever(_PAYS_WRONG)
         if cut_is_paid(facts, reward_at_start=against_start.reward_before):
-            pay_of_cut = mean(window(facts.view_values("cut_reward")))
+            pay_of_cut = mean(recent_values(facts.view_values("cut_reward")))
             reason = f"; answers that are cut earn {pay_of_cut:.2g}, as much as the mean"
             return reason, edit_lever(_PAYS_CUT)
     return _reason_in_pairs_or_teacher(facts, against_start)
@@ -142,46 +151,47 @@ def _reason_in_pairs_or_teacher(facts: Facts, against_start: StartComparison) ->
     """
     if facts.algorithm == "dpo" and against_start.measure != "loss":
         preferred_share = recent_mean(facts.series("preference_accuracy"))
-        if preferred_share is not None and preferred_share >= limits.PAIRS_LEARNT:
+        if preferred_share is not None and preferred_share >= limits.LEARNT_PAIRS_SHARE:
             return (
                 f", while {whole_percent(preferred_share)} of the pairs are preferred as written",
                 _MEND_PAIRS,
             )
     if facts.algorithm == "distill" and _came_nearer(facts.series("reverse_kl")):
         return ", while it came nearer to its teacher", _OTHER_TEACHER
-    return "", _lower_rate(facts.settings.learning_rate)
+    return "", _start_again_with_lower_rate(facts)
 
 
 def _came_nearer(distances: Sequence[float]) -> bool:
-    """Whether the distance to the teacher is smaller in the last steps than in the first ones."""
-    if len(distances) < 2 * limits.LEAST:
+    """Whether the distance to the teacher (one for each step) is smaller in the last five steps
+    than in the first five. Returns False if these would overlap."""
+    count = limits.FEWEST_STEPS
+    if len(distances) < 2 * count:
         return False
-    return mean(distances[-limits.LEAST :]) < mean(distances[: limits.LEAST])
+    return mean(distances[-count:]) < mean(distances[:count])
 
 
-def _lower_rate(learning_rate: object) -> Lever:
-    """The advice (a lever) to train with a third of the learning rate."""
-    new_rate = rounded_part(learning_rate, parts=3)
+def _start_again_with_lower_rate(facts: Facts) -> Lever:
+    """The advice (a lever) to train from the start again, with a third of the learning rate."""
     reason = "from the start again: this run forgot it"
-    return setting_lever("learning_rate", now=learning_rate, to=new_rate, why=reason)
+    return lower_rate_lever(facts.settings.learning_rate, divisor=3, why=reason)
 
 
 def _reward_kept_up(against_start: StartComparison) -> bool:
-    """Whether the reward fell by much less than success did. Returns False if a reward is not
-    known.
+    """Whether the reward fell by less than half as much as success did, and by less than 5 points.
+    Returns False if a reward is not known.
 
-    The loss of reward is measured in parts of the larger reward, so that it compares with a share.
-    It must stay below `HELD_PART` of the loss of success, and below `SUCCESS_FOLLOWS`.
+    The loss of reward is measured in parts of the larger reward, so that it compares with the loss
+    of success, which is a share.
     """
     before, after = against_start.reward_before, against_start.reward_after
     if before is None or after is None:
         return False
     reward_lost = before - after
     success_lost = (against_start.before or 0.0) - (against_start.after or 0.0)
-    allowed_part = min(limits.HELD_PART * success_lost, limits.SUCCESS_FOLLOWS)
+    most_lost_part = min(limits.PART_OF_SUCCESS_LOSS * success_lost, limits.SMALL_SUCCESS_CHANGE)
     # At least 1, because a right answer usually earns 1.
     larger_reward = max(1.0, abs(before), abs(after))
-    return reward_lost < allowed_part * larger_reward
+    return reward_lost < most_lost_part * larger_reward
 
 
 # Edits to propose: the reward pays wrong answers, or answers that are cut.
@@ -215,65 +225,12 @@ def cut_is_paid(facts: Facts, *, reward_at_start: float | None = None) -> bool:
     reward = recent_mean(facts.view_values("reward"))
     if cut_solved_share is None or cut_share is None or cut_reward is None or reward is None:
         return False
-    if cut_solved_share > limits.SOLVED_NEVER or cut_share <= limits.TRUNCATED:
+    if cut_solved_share > limits.HARDLY_SOLVED_SHARE or cut_share <= limits.HIGH_CUT_SHARE:
         return False
     # If hardly any answer earns a reward, cut answers earn the mean too without being paid.
-    next_to_nothing = max(0.0, limits.CUT_PAYS_SOMETHING * (reward_at_start or 0.0))
-    return cut_reward > next_to_nothing and cut_reward >= limits.CUT_PAYS * reward
-
-
-def reward_falls(facts: Facts) -> Finding | None:
-    """Detect that the reward of the training answers is clearly below that of the first steps.
-
-    Returns None if a held-out evaluation has measured the run since: `below_start` reports its
-    falls, and a lower training reward alone is no loss.
-    """
-    rewards, spreads = facts.series("reward_mean"), facts.series("reward_std")
-    if facts.against_start is not None or len(rewards) < limits.FALL_FROM + limits.FALL_TO:
-        return None
-    before, after = mean(rewards[: limits.FALL_FROM]), mean(rewards[-limits.FALL_TO :])
-    lost = before - after
-    if before <= 0 or lost < limits.REWARD_LOST * before:
-        return None
-    if lost < limits.FALL_Z * _error_of_fall(facts, spreads):
-        return None
-    return _reward_fall_finding(facts, before, after)
-
-
-def _error_of_fall(facts: Facts, spreads: Sequence[float]) -> float:
-    """The standard error of the difference between the mean reward of the first and of the last
-    steps.
-
-    `spreads` are the standard deviations of the reward, by step.
-    """
-    # Answers to one task are similar, so only two of each group count as independent.
-    answers_per_step = 2 * (facts.settings.prompts_per_step or 1)
-    spread_before = mean(spreads[: limits.FALL_FROM])
-    spread_after = mean(spreads[-limits.FALL_TO :])
-    return math.sqrt(
-        spread_before**2 / (limits.FALL_FROM * answers_per_step)
-        + spread_after**2 / (limits.FALL_TO * answers_per_step)
-    )
-
-
-def _reward_fall_finding(facts: Facts, before: float, after: float) -> Finding:
-    """The finding that the mean reward fell from `before` (first steps) to `after` (last steps).
-
-    The cost of the finding is the difference.
-    """
-    evidence = {
-        "reward_start": before,
-        "reward": after,
-        "lost_part": (before - after) / before,
-        "learning_rate": facts.settings.learning_rate,
-    }
-    sentence = (
-        f"The reward fell from {before:.2g} in the first steps to {after:.2g} in the last "
-        f"{limits.FALL_TO}."
-    )
-    lever = _lower_rate(facts.settings.learning_rate)
-    cost = before - after
-    return Finding("reward_falls", sentence, evidence, lever, playbook="failures", cost=cost)
+    next_to_nothing = max(0.0, limits.LEAST_PART_OF_START_REWARD * (reward_at_start or 0.0))
+    earns_the_mean = cut_reward >= limits.CUT_REWARD_PART * reward
+    return cut_reward > next_to_nothing and earns_the_mean
 
 
 def forgetting(facts: Facts) -> Finding | None:
@@ -301,7 +258,7 @@ def forgetting(facts: Facts) -> Finding | None:
 
 
 _FROM_START = "train from the start again: what is lost does not come back"
-_KL = 0.01  # advised kl_coef for a GRPO run that had none
+_FIRST_KL_COEF = 0.01  # advised kl_coef for a GRPO run that had none
 
 
 def _keep_lever(facts: Facts, batteries: Sequence[Battery]) -> Lever:
@@ -316,9 +273,9 @@ def _keep_lever(facts: Facts, batteries: Sequence[Battery]) -> Lever:
         return Lever(Hint(reason, change=Change(settings=replayed)), "keep", settings.keep or 0.0)
     if facts.algorithm == "grpo":
         # A factor of 3 is about half an order of magnitude.
-        stronger = 3 * settings.kl_coef if settings.kl_coef else _KL
+        new_coef = 3 * settings.kl_coef if settings.kl_coef else _FIRST_KL_COEF
         reason = f"holds the policy to its start; {_FROM_START}"
-        return setting_lever("kl_coef", now=settings.kl_coef, to=stronger, why=reason)
+        return setting_lever("kl_coef", now=settings.kl_coef, to=new_coef, why=reason)
     if facts.algorithm == "dpo":
         return edit_lever(f"a larger beta, which holds the policy to its start; {_FROM_START}")
     return edit_lever(f"fewer steps or a lower learning_rate; {_FROM_START}")
@@ -330,7 +287,7 @@ def _inherited_forgetting(against_base: SinceBase) -> Finding:
     Its severity is medium, because this run itself lost nothing. `against_base` compares this run's
     model with the base model from which the first of those runs began.
     """
-    battery = _first_forgotten(against_base.batteries)
+    battery = _first_forgotten(against_base.batteries)  # a battery is a set of tasks
     # `lost_by` is empty if no single run shows the loss.
     culprits = ", ".join(against_base.lost_by) or "a run before it"
     evidence = {
@@ -397,7 +354,7 @@ def worse_start(facts: Facts) -> Finding | None:
         f"{_level_text(fall.after, is_share)} at step {fall.step}."
     )
     lever = edit_lever("start from what that run began with, or from its @best if that was better")
-    return Finding("worse_start", sentence, evidence, lever, playbook="stalls", root=True)
+    return Finding("worse_start", sentence, evidence, lever, playbook="stalls", is_cause=True)
 
 
 def leak(facts: Facts) -> Finding | None:
@@ -417,7 +374,7 @@ def leak(facts: Facts) -> Finding | None:
         "push, train from the start"
     )
     sentence = f"Leak: {contamination.headline or 'training rows hold held-out tasks'}."
-    return Finding("leak", sentence, evidence, lever, playbook="evidence", root=True)
+    return Finding("leak", sentence, evidence, lever, playbook="evidence", is_cause=True)
 
 
 def contradictory_rows(facts: Facts) -> Finding | None:
@@ -428,16 +385,15 @@ def contradictory_rows(facts: Facts) -> Finding | None:
     """
     rows = facts.rows
     share = rows.contradicted / rows.train if rows.train else 0.0
-    if share <= limits.CONTRADICTED or _is_better(facts):
+    if share <= limits.HIGH_CONTRADICTED_SHARE or _is_better(facts):
         return None
     evidence = {"rows": rows.train, "contradicted": rows.contradicted}
     sentence = (
-        f"{whole_percent(share)} of the training rows have the prompt of another row and "
-        "another answer: a "
-        "model can learn none of them."
+        f"{whole_percent(share)} of the training rows have the prompt of another row and another "
+        "answer: a model can learn none of them."
     )
     lever = edit_lever("the rows: one answer for each prompt; push, train from the start")
-    return Finding("contradictory_rows", sentence, evidence, lever, playbook="sft", root=True)
+    return Finding("contradictory_rows", sentence, evidence, lever, playbook="sft", is_cause=True)
 
 
 def constant_answer(facts: Facts) -> Finding | None:
@@ -453,7 +409,7 @@ def constant_answer(facts: Facts) -> Finding | None:
     success = facts.comparison.after
     if success is None or success.high is None or success.value is None:
         return None
-    if success.high < constant.share:
+    if success.high < constant.share:  # the whole interval is below: something else is amiss
         return None
     evidence = {"after": success.value, "constant": constant.share, "tasks": constant.tasks}
     lever = edit_lever(
@@ -475,11 +431,11 @@ def constant_answer(facts: Facts) -> Finding | None:
 def duplicates(facts: Facts) -> Finding | None:
     """Detect that most training rows are copies of others, in a run that gained nothing.
 
-    Returns None if the share of copies is at most `limits.COPIED`, or if the verdict is "better".
+    Returns None if they are not most of the rows, or if the verdict is "better".
     """
     rows = facts.rows
     copied_share = 1 - rows.different / rows.train if rows.train else 0.0
-    if copied_share <= limits.COPIED or _is_better(facts):
+    if copied_share <= limits.HIGH_COPIED_SHARE or _is_better(facts):
         return None
     evidence = {"rows": rows.train, "different": rows.different}
     sentence = (
@@ -487,7 +443,7 @@ def duplicates(facts: Facts) -> Finding | None:
         "they are learnt by heart."
     )
     lever = edit_lever("more different rows; push, train from the start")
-    return Finding("duplicates", sentence, evidence, lever, playbook="sft", root=True)
+    return Finding("duplicates", sentence, evidence, lever, playbook="sft", is_cause=True)
 
 
 def pairs_alike(facts: Facts) -> Finding | None:
@@ -497,38 +453,37 @@ def pairs_alike(facts: Facts) -> Finding | None:
     """
     rows = facts.rows
     share = rows.alike_pairs / rows.pairs if rows.pairs else 0.0
-    if share <= limits.PAIRS_ALIKE or _is_better(facts):
+    if share <= limits.HIGH_ALIKE_PAIRS_SHARE or _is_better(facts):
         return None
     evidence = {"pairs": rows.pairs, "alike": rows.alike_pairs}
     sentence = (
         f"In {whole_percent(share)} of the pairs the two answers differ in blanks, case or "
-        "punctuation alone: "
-        "what makes one better is not shown."
+        "punctuation alone: what makes one better is not shown."
     )
     lever = edit_lever("the pairs: a right and a wrong answer each (curate with select=pairs)")
-    return Finding("pairs_alike", sentence, evidence, lever, playbook="curation", root=True)
+    return Finding("pairs_alike", sentence, evidence, lever, playbook="curation", is_cause=True)
 
 
 def other_exam(facts: Facts) -> Finding | None:
     """Detect held-out tasks (the exam) of another wording or kind than the training rows.
 
     Returns None if held-out prompts have no words of their own, if training did not work, or if the
-    verdict is "better" and half of the exam is solved.
+    verdict is "better" and half of the held-out tasks are solved.
     """
-    words = facts.rows.exam_words
-    if not words or _is_exam_learnt(facts) or not _training_worked(facts):
+    heldout_words = facts.rows.exam_words[:_SHOWN_WORDS]  # words of held-out prompts alone
+    if not heldout_words or _is_heldout_learnt(facts) or not _training_worked(facts):
         return None
-    evidence = {"words_of_the_exam": list(words[:_SHOWN_WORDS])}
-    shown = ", ".join(f'"{word}"' for word in words[:_SHOWN_WORDS])
+    evidence = {"words_of_the_exam": list(heldout_words)}
+    quoted_words = ", ".join(f'"{word}"' for word in heldout_words)
     sentence = (
         "The training tasks were learnt, the held-out ones were not or hardly: their prompts use "
-        f"words that no training prompt has ({shown})."
+        f"words that no training prompt has ({quoted_words})."
     )
     lever = edit_lever(
         "held-out rows of the kind and wording that is trained, or training rows in the wordings "
         "of the held-out ones"
     )
-    return Finding("other_exam", sentence, evidence, lever, playbook="evidence", root=True)
+    return Finding("other_exam", sentence, evidence, lever, playbook="evidence", is_cause=True)
 
 
 def rows_disagree(facts: Facts) -> Finding | None:
@@ -541,22 +496,23 @@ def rows_disagree(facts: Facts) -> Finding | None:
     losses, heldout_losses = facts.series("loss"), facts.curve("heldout_loss")
     if not losses or not heldout_losses or _is_better(facts) or facts.comparison is None:
         return None
-    start_step, heldout_start = heldout_losses[0]
-    rows_start = losses[0]  # of the first batch, before the first update
-    if start_step != 0 or rows_start < heldout_start + limits.ROWS_OFF:
+    first_evaluated_step, heldout_loss = heldout_losses[0]
+    if first_evaluated_step != 0 or facts.rows.exam_words:
         return None
-    if rows_start < limits.ROWS_OFF_TIMES * heldout_start or facts.rows.exam_words:
+    rows_loss = losses[0]  # of the first batch, before the first update
+    least_gap = heldout_loss + limits.LOSS_GAP_OF_ROWS
+    if rows_loss < least_gap or rows_loss < limits.LOSS_FACTOR_OF_ROWS * heldout_loss:
         return None
-    evidence = {"loss_of_rows_at_start": rows_start, "heldout_loss_at_start": heldout_start}
+    evidence = {"loss_of_rows_at_start": rows_loss, "heldout_loss_at_start": heldout_loss}
     sentence = (
-        f"Before training the answers of the rows had a loss of {rows_start:.2g}, those of the "
-        f"held-out ones {heldout_start:.2g}: the rows teach something else than the exam asks."
+        f"Before training the answers of the rows had a loss of {rows_loss:.2g}, those of the "
+        f"held-out ones {heldout_loss:.2g}: the rows teach something else than the exam asks."
     )
     lever = edit_lever(
         "the rows: read twenty of their answers, correct the wrong ones and take out those of "
         "another task; push, train from the start"
     )
-    return Finding("rows_disagree", sentence, evidence, lever, playbook="sft", root=True)
+    return Finding("rows_disagree", sentence, evidence, lever, playbook="sft", is_cause=True)
 
 
 def _is_better(facts: Facts) -> bool:
@@ -564,11 +520,11 @@ def _is_better(facts: Facts) -> bool:
     return facts.comparison is not None and facts.comparison.outcome.verdict == "better"
 
 
-def _is_exam_learnt(facts: Facts) -> bool:
-    """Whether the verdict is "better" and, if success is measured, half of the held-out tasks (the
-    exam) are solved."""
+def _is_heldout_learnt(facts: Facts) -> bool:
+    """Whether the verdict is "better" and, if success is measured, half of the held-out tasks are
+    solved at the end."""
     heldout_shares = facts.curve_values("heldout_success")
-    is_half_solved = not heldout_shares or heldout_shares[-1] >= limits.EXAM_LEARNT
+    is_half_solved = not heldout_shares or heldout_shares[-1] >= limits.HELDOUT_LEARNT_SHARE
     return _is_better(facts) and is_half_solved
 
 
@@ -577,18 +533,19 @@ def _training_worked(facts: Facts) -> bool:
     if facts.algorithm not in ROW_ALGORITHMS:
         reward_trend = trend(facts.series("reward_mean"))
         rose = reward_trend is not None and reward_trend.rose
-        return rose or is_learning(facts) or _exam_far_behind(facts)
+        return rose or is_learning(facts) or _heldout_far_behind(facts)
     losses = facts.series("loss")
-    if len(losses) < 2 * limits.LEAST:
+    if len(losses) < 2 * limits.FEWEST_STEPS:
         return False
-    return mean(losses[-limits.LEAST :]) <= limits.LOSS_LEARNT * losses[0]
+    last_loss = mean(losses[-limits.FEWEST_STEPS :])
+    return last_loss <= limits.LEARNT_LOSS_PART * losses[0]
 
 
-def _exam_far_behind(facts: Facts) -> bool:
-    """Whether the share solved at the end is far higher on training tasks than on held-out tasks
-    (the exam)."""
+def _heldout_far_behind(facts: Facts) -> bool:
+    """Whether the share solved at the end is far higher on training tasks than on held-out
+    tasks."""
     solved_share = recent_mean(facts.view_values("solved_share"))
     heldout_shares = facts.curve_values("heldout_success")
     if solved_share is None or not heldout_shares:
         return False
-    return solved_share - heldout_shares[-1] >= limits.EXAM_FAR_BEHIND
+    return solved_share - heldout_shares[-1] >= limits.LARGE_HELDOUT_GAP

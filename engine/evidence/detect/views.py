@@ -4,7 +4,6 @@ A `View` condenses the rollouts of one step to a few numbers, so that a run can 
 step at little cost, and a finished run can be judged from all its steps.
 """
 
-import math
 import re
 import statistics
 from collections import Counter
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.evidence.detect.findings import Finding
+from engine.evidence.signal.kinds import unsolved_shares
 from engine.evidence.stats import thresholds as limits
 from engine.evidence.stats.results import rounded
 from engine.evidence.stats.text_metrics import (
@@ -21,6 +21,7 @@ from engine.evidence.stats.text_metrics import (
     repeated_share,
     without_case_and_blanks,
 )
+from engine.evidence.stats.trends import mean, mean_or_none, recent_mean, recent_values, trend
 from engine.evidence.verdict.comparison import Comparison
 from engine.evidence.verdict.regression import KeptSkills
 from engine.evidence.verdict.row_facts import RowFacts
@@ -254,112 +255,42 @@ class Facts:
         return [value for value in values if value is not None]
 
     def recent(self, name: str) -> list[float]:
-        """The last `WINDOW` values of a metric; [] while there are fewer than `LEAST`."""
-        return window(self.series(name))
+        """The values of a metric at the last ten training steps; [] while there are too few."""
+        return recent_values(self.series(name))
 
     def recent_view_values(self, name: str) -> list[float]:
-        """The last `WINDOW` values of a view attribute; [] while there are fewer than `LEAST`. An
+        """One attribute of the last ten views (steps in numbers); [] while there are too few. An
         evaluation has one view only, so all of its values are returned."""
         values = self.view_values(name)
-        return values if self.algorithm == "evaluate" else window(values)
+        return values if self.algorithm == "evaluate" else recent_values(values)
 
 
-def window(values: Sequence[float]) -> list[float]:
-    """The last `WINDOW` values; [] if there are fewer than `LEAST`."""
-    return list(values[-limits.WINDOW :]) if len(values) >= limits.LEAST else []
+def is_learning(facts: Facts) -> bool:
+    """Whether the share of right answers clearly rises, in training or on the held-out tasks.
 
-
-def mean(values: Sequence[float]) -> float:
-    """The mean of at least one value."""
-    return math.fsum(values) / len(values)
-
-
-def mean_or_none(values: Sequence[float]) -> float | None:
-    """The mean; None if there are no values."""
-    return mean(values) if values else None
-
-
-def recent_mean(values: Sequence[float]) -> float | None:
-    """The mean of the last `WINDOW` values; None if there are fewer than `LEAST`."""
-    return mean_or_none(window(values))
-
-
-@dataclass(frozen=True)
-class Trend:
-    """The means of an early (`first`) and a late (`last`) part of a series. `z` is last - first in
-    standard errors."""
-
-    first: float
-    last: float
-    z: float
-
-    @property
-    def change(self) -> float:
-        """The late mean minus the early one."""
-        return self.last - self.first
-
-    @property
-    def rose(self) -> bool:
-        """Whether the series rose by more than its noise."""
-        return self.z >= limits.TREND_Z
-
-    @property
-    def fell(self) -> bool:
-        """Whether the series fell by more than its noise."""
-        return self.z <= -limits.TREND_Z
-
-
-def trend(values: Sequence[float]) -> Trend | None:
-    """The last third of a series compared with its first third; None if it has fewer than
-    `TREND_STEPS` values."""
-    if len(values) < limits.TREND_STEPS:
-        return None
-    third = len(values) // 3
-    return change_between(values[:third], values[-third:])
-
-
-def change_between(early: Sequence[float], late: Sequence[float]) -> Trend:
-    """The change from early values to as many later ones, at least two of each.
-
-    If neither the early nor the late values vary, z is infinite with the sign of the change, or 0
-    if nothing changed.
+    Clearly means by at least `LEARNING_GAIN`, and by more than the noise of the share.
     """
-    change = mean(late) - mean(early)
-    standard_error = math.sqrt(
-        (statistics.variance(early) + statistics.variance(late)) / len(early)
-    )
-    if standard_error != 0.0:
-        z_score = change / standard_error
-    elif change:
-        z_score = math.copysign(math.inf, change)
-    else:
-        z_score = 0.0
-    return Trend(mean(early), mean(late), z_score)
+    solved_trend = trend(facts.view_values("solved_share"))
+    if solved_trend and solved_trend.rose and solved_trend.change >= limits.LEARNING_GAIN:
+        return True
+    heldout_shares = facts.curve_values("heldout_success")
+    task_count = facts.exam_tasks  # of each of these evaluations; 0 if it is not known
+    if len(heldout_shares) < 2 or not task_count:
+        return False
+    first, last = heldout_shares[0], heldout_shares[-1]
+    standard_error = (2 * first * (1 - first) / task_count) ** 0.5  # of last - first
+    least_gain = max(limits.LEARNING_GAIN, limits.TREND_Z * standard_error)
+    return last - first >= least_gain
 
 
-def level_if_lasting(values: Sequence[float], limit: float) -> float | None:
-    """The recent level of a bad share, if it is above `limit` and training is not reducing it.
-
-    Returns None if the series is too short, if the level is not above `limit`, and if the level
-    clearly falls and is at most `TOO_MUCH_TO_WAIT`.
-    """
-    recent_values = window(values)
-    if not recent_values:
-        return None
-    level = mean(recent_values)
-    if level <= limit:
-        return None
-    if level <= limits.TOO_MUCH_TO_WAIT and _clearly_falls(values, recent_values):
-        return None
-    return level
-
-
-def _clearly_falls(values: Sequence[float], recent: Sequence[float]) -> bool:
-    """Whether a bad share falls, over the whole run or within its `recent` values."""
-    half = len(recent) // 2
-    fell_over_run = mean(recent) <= limits.MENDING * mean(values[: limits.WINDOW])
-    falls_now = mean(recent[half:]) <= limits.MENDING * mean(recent[:half])
-    return fell_over_run or falls_now
+def never_solved(facts: Facts) -> bool:
+    """Whether hardly any answer of the last steps is right. If success is not reported: whether in
+    nearly all groups all answers earn the same without being right."""
+    solved_share = recent_mean(facts.view_values("solved_share"))
+    if solved_share is not None:
+        return solved_share <= limits.HARDLY_SOLVED_SHARE
+    unsolved_share = recent_mean(unsolved_shares(facts.lines))
+    return unsolved_share is not None and unsolved_share >= 1 - limits.TINY_EFFECTIVE_SHARE
 
 
 # --- from rollouts ----------------------------------------------------------------------------
@@ -391,7 +322,10 @@ def view_of(step: int, rows: Sequence[Answer], settings: KnownSettings) -> View 
 
 
 def _with_rewards(view: View, scored: Sequence[Answer]) -> View:
-    """The view (a step in numbers), with rewards and the share of right answers filled in."""
+    """The view (a step in numbers) with the fields on reward and success filled in.
+
+    `scored` are the step's answers whose scoring did not fail.
+    """
     usual_reward, usual_share = _most_common_reward(scored)
     return replace(
         view,
@@ -405,7 +339,10 @@ def _with_rewards(view: View, scored: Sequence[Answer]) -> View:
 
 
 def _with_cuts(view: View, rows: Sequence[Answer]) -> View:
-    """The view (a step in numbers), with the numbers on cut answers filled in; `rows` are all."""
+    """The view (a step in numbers) with the fields on cut answers filled in.
+
+    `rows` are all answers of the step; a cut one was ended by a limit on tokens or turns.
+    """
     cut_rows = [row for row in rows if row.cut]
     out_of_turns = [row for row in rows if row.stop_reason == "max_turns"]
     return replace(
@@ -419,7 +356,8 @@ def _with_cuts(view: View, rows: Sequence[Answer]) -> View:
 
 
 def _with_form(view: View, scored: Sequence[Answer]) -> View:
-    """The view (a step in numbers), with the shares of parsed and wrapped answers filled in."""
+    """The view (a step in numbers) with the fields on parsed and wrapped answers filled in;
+    `scored` are the answers whose scoring did not fail."""
     wrapped, unwrapped = _wrapped_and_unwrapped(scored)
     form_metric, form_score = _form_metric(scored)
     return replace(
@@ -433,7 +371,8 @@ def _with_form(view: View, scored: Sequence[Answer]) -> View:
 
 
 def _with_thinking(view: View, rows: Sequence[Answer], settings: KnownSettings) -> View:
-    """The view (a step in numbers), with the numbers on think blocks filled in."""
+    """The view (a step in numbers) with the fields on think blocks filled in; `rows` are all
+    answers of the step."""
     sizes_or_none = [_think_size(row, settings) for row in rows]
     sizes = [size for size in sizes_or_none if size is not None]
     return replace(
@@ -454,22 +393,23 @@ def is_pleased_and_wrong(row: Answer) -> bool | None:
     Returns None if the answer has no judge or no check, or if a judge's metric is above 1, because
     then it is not known what is high.
     """
+    judge_scores: list[float] = []
+    check_scores: list[float] = []
     # Judges and hard checks are recognised by the names of the metrics.
-    metrics = {name: value for name, value in (row.metrics or {}).items() if not _is_count(name)}
-    judge_scores = [value for name, value in metrics.items() if _JUDGE.search(name)]
-    check_scores = [
-        value for name, value in metrics.items() if _CHECK.search(name) and not _JUDGE.search(name)
-    ]
+    for name, value in (row.metrics or {}).items():
+        if _COUNTED.search(name):  # a count or a time, which is no score
+            continue
+        if _JUDGE.search(name):
+            judge_scores.append(value)
+        elif _CHECK.search(name):
+            check_scores.append(value)
     if row.success is not None:
         check_scores.append(float(row.success))
     if not judge_scores or max(judge_scores) > 1 or not check_scores:
         return None
-    return max(judge_scores) >= limits.JUDGE_HIGH and min(check_scores) <= limits.CHECK_LOW
-
-
-def _is_count(name: str) -> bool:
-    """Whether a metric, by its name, counts something or takes a time, and so is no score."""
-    return _COUNTED.search(name) is not None
+    judge_is_pleased = max(judge_scores) >= limits.HIGH_JUDGE_SCORE
+    a_check_fails = min(check_scores) <= limits.LOW_CHECK_SCORE
+    return judge_is_pleased and a_check_fails
 
 
 def _wrapped_and_unwrapped(rows: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:
@@ -489,7 +429,8 @@ def _all_text(row: Answer) -> str:
     parts: list[str] = []
     for message in row.messages or ():
         if message.get("role") == "assistant":
-            parts += [str(message.get(key) or "") for key in ("reasoning_content", "content")]
+            parts.append(str(message.get("reasoning_content") or ""))
+            parts.append(str(message.get("content") or ""))
     text = "\n".join(part for part in parts if part)
     return text or row.completion or ""  # an answer of one turn may have no messages
 
@@ -533,8 +474,8 @@ def _groups(rows: Sequence[Answer]) -> list[list[Answer]]:
     """The answers by group (those to one task in a step), or by task if they have no group."""
     groups: dict[int | str, list[Answer]] = {}
     for row in rows:
-        key = row.group if isinstance(row, TrajectoryRecord) else row.task
-        groups.setdefault(key, []).append(row)
+        group = row.group if isinstance(row, TrajectoryRecord) else row.task
+        groups.setdefault(group, []).append(row)
     return list(groups.values())
 
 
@@ -553,12 +494,13 @@ def _distinct_share(rows: Sequence[Answer]) -> float | None:
 
 
 def _one_text_per_task(rows: Sequence[Answer]) -> list[str]:
-    """The text of one answer per task: the middle one of its answers. If they are sorted by reward,
-    the first or the last would be an extreme."""
+    """The text of the middle one of each task's answers. If they are sorted by reward, the first or
+    the last would be an extreme."""
     by_task: dict[str, list[Answer]] = {}
     for row in rows:
         by_task.setdefault(row.task, []).append(row)
-    return [_all_text(answers[len(answers) // 2]) for answers in by_task.values()]
+    middle_answers = [answers[len(answers) // 2] for answers in by_task.values()]
+    return [_all_text(answer) for answer in middle_answers]
 
 
 def _think_size(row: Answer, settings: KnownSettings) -> float | None:
@@ -596,5 +538,5 @@ def _thinking_and_rest(row: Answer, *, switched_on: bool) -> tuple[str, str]:
 def _judge_gap(rows: Sequence[Answer]) -> float | None:
     """The share of answers that please a judge and fail a hard check, among those that have both.
     Returns None if no answer has both."""
-    gaps = [is_pleased_and_wrong(row) for row in rows]
-    return mean_or_none([float(gap) for gap in gaps if gap is not None])
+    pleased_and_wrong = [is_pleased_and_wrong(row) for row in rows]
+    return mean_or_none([float(answer) for answer in pleased_and_wrong if answer is not None])

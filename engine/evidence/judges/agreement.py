@@ -73,6 +73,7 @@ def kappa(judged: Sequence[Judged]) -> float:
     observed = agreement(judged)
     right_share = fmean(answer.is_right for answer in judged)  # by the labels
     passed_share = fmean(answer.passed for answer in judged)  # by the judge
+    # The agreement of two that mark at random with these shares.
     by_chance = right_share * passed_share + (1 - right_share) * (1 - passed_share)
     return 0.0 if by_chance >= 1 else (observed - by_chance) / (1 - by_chance)
 
@@ -123,8 +124,9 @@ def with_interval(
     if value is None:
         return None
     rng = random.Random(seed)
-    draws = (figure(rng.choices(items, k=len(items))) for _ in range(RESAMPLES))
-    drawn = sorted(draw for draw in draws if draw is not None)
+    resampled = (figure(rng.choices(items, k=len(items))) for _ in range(RESAMPLES))
+    drawn = sorted(draw for draw in resampled if draw is not None)
     tail = (1 - CONFIDENCE) / 2  # the share of the drawn values beyond each end of the interval
-    low, high = drawn[int(tail * len(drawn))], drawn[int((1 - tail) * len(drawn)) - 1]
+    low = drawn[int(tail * len(drawn))]
+    high = drawn[int((1 - tail) * len(drawn)) - 1]
     return Figure(value=round(value, 4), low=round(low, 4), high=round(high, 4), n=len(items))

@@ -113,38 +113,38 @@ class Calibration(Record):
             faults.append(
                 f"kappa {kappa_text} is below {KAPPA:g} (its interval below {KAPPA_LOW:g})"
             )
-        leans = {"longer answers": self.length, "what its own model wrote": self.own}
-        for favoured, lean in leans.items():
-            if lean is not None and lean.beyond(LEAN):
-                verb = "favours" if lean.value > 0 else "disfavours"
-                faults.append(f"it {verb} {favoured} by {with_interval_text(lean)}")
+        biases = {"longer answers": self.length, "what its own model wrote": self.own}
+        for favoured, bias in biases.items():
+            if bias is not None and bias.beyond(LEAN):
+                verb = "favours" if bias.value > 0 else "disfavours"
+                faults.append(f"it {verb} {favoured} by {with_interval_text(bias)}")
         return faults
 
     @property
     def sentences(self) -> list[str]:
-        """One sentence for the agreement and one for each lean (bias) that was measured, with
-        intervals; then one for answers without a verdict and one for the kappa of the previous
-        calibration, if any."""
+        """One sentence for the agreement and one for each bias that was measured, with intervals;
+        then one for answers without a verdict, one for the kappa of the previous calibration, and
+        one for the change on the same gold answers, if any."""
         lines = [
             f"Agreement with {self.answers} gold labels: {with_interval_text(self.agreement)}, "
             f"kappa {with_interval_text(self.kappa)}."
         ]
-        leans = {
+        biases = {
             "Longer answers": self.length,
             "What its own model wrote": self.own,
             "What stands first of two": self.position,
         }
-        for favoured, lean in leans.items():
-            if lean is not None:
-                clear = "a bias" if lean.beyond(0.0) else "no clear bias"
-                lines.append(f"{favoured}: {with_interval_text(lean, sign=True)} more, {clear}.")
+        for favoured, bias in biases.items():
+            if bias is not None:
+                word = "a bias" if bias.beyond(0.0) else "no clear bias"
+                lines.append(f"{favoured}: {with_interval_text(bias, sign=True)} more, {word}.")
         if self.unjudged:
             lines.append(f"No verdict on {self.unjudged} gold answers.")
         if self.kappa_before is not None:
             lines.append(f"Kappa was {self.kappa_before:.2f} the time before.")
-        same_gold = [past for past in self.earlier if past.gold == self.gold and past.change]
-        if same_gold:
-            lines.append(change_sentence(same_gold[-1]))
+        on_same_gold = [past for past in self.earlier if past.gold == self.gold and past.change]
+        if on_same_gold:
+            lines.append(change_sentence(on_same_gold[-1]))
         return lines
 
 
@@ -242,10 +242,11 @@ def _earlier_calibrations(
     """
     if stored is None or not stored.gold:  # one of an earlier version says nothing of its answers
         return []
-    names = PastCalibration.model_fields.keys() - {"change"}
-    last = PastCalibration(**{name: getattr(stored, name) for name in names})
+    shared_fields = PastCalibration.model_fields.keys() - {"change"}
+    replaced = PastCalibration(**{name: getattr(stored, name) for name in shared_fields})
+    newest_calibrations = [*stored.earlier, replaced][-KEPT:]
     earlier = []
-    for past in [*stored.earlier, last][-KEPT:]:
+    for past in newest_calibrations:
         if past.gold == gold:
             past = past.model_copy(update={"change": _change_of_agreement(past.marks, marks)})
         earlier.append(past)
@@ -253,11 +254,17 @@ def _earlier_calibrations(
 
 
 def _change_of_agreement(before: str, after: str) -> Figure | None:
-    """The change of the agreement between two calibrations with these marks, paired by answer; None
-    if no answer got a verdict in both."""
-    changes = [
-        int(new) - int(old) for old, new in zip(before, after, strict=True) if "-" not in (old, new)
-    ]
+    """The change of the agreement between two calibrations, paired by answer; None if no answer got
+    a verdict in both.
+
+    `before` and `after` are their marks, one character for each answer: "1" if judge and label
+    agree, "0" if not, "-" for no verdict.
+    """
+    changes = []
+    for old, new in zip(before, after, strict=True):
+        has_both_verdicts = "-" not in (old, new)
+        if has_both_verdicts:
+            changes.append(int(new) - int(old))
     return with_interval(changes, fmean)
 
 
@@ -349,13 +356,14 @@ class _Asker:
             return None
         # The mean of the criteria instead of the reward, which is 0 if a required one fails.
         # `score.parts` maps a criterion to (weight, value).
-        values = [weight * value for weight, value in score.parts.values()]
+        weighted_values = [weight * value for weight, value in score.parts.values()]
         weights = [weight for weight, _ in score.parts.values()]
+        # Without required criteria an answer passes from 0.5 on, as a label is right from 0.5.
+        passed = bool(score.success) if self._has_required else score.reward >= 0.5
         return Judged(
             label=gold.label,
-            value=sum(values) / sum(weights),
-            # Without required criteria an answer passes from 0.5 on, as a label is right from 0.5.
-            passed=bool(score.success) if self._has_required else score.reward >= 0.5,
+            value=sum(weighted_values) / sum(weights),
+            passed=passed,
             length=len(gold.answer),
             own=gold.author == self.judge.model if gold.author else None,
         )
@@ -391,12 +399,11 @@ def _pairs(gold: Sequence[GoldAnswer]) -> list[tuple[GoldAnswer, GoldAnswer]]:
     by_prompt: dict[str, list[GoldAnswer]] = {}
     for answer in gold:
         by_prompt.setdefault(answer.prompt, []).append(answer)
-    pairs = [
-        (first, second)
-        for answers in by_prompt.values()
-        for first, second in combinations(answers, 2)
-        if first.answer != second.answer
-    ]
+    pairs = []
+    for answers in by_prompt.values():
+        for first, second in combinations(answers, 2):
+            if first.answer != second.answer:
+                pairs.append((first, second))
     return pairs[:MOST_PAIRS]
 
 

@@ -62,14 +62,18 @@ def _answer_of(line: str, place: str) -> GoldAnswer:
     if not isinstance(row, dict):
         raise _gold_error(f"{place} is no JSON object")
     texts = {name: row.get(name, "") for name in ("prompt", "answer", "reference", "author")}
-    if not all(isinstance(text, str) for text in texts.values()) or not texts["prompt"]:
+    are_texts = all(isinstance(text, str) for text in texts.values())
+    if not are_texts or not texts["prompt"]:
         raise _gold_error(f"{place}: prompt, answer, reference and author are texts")
     return GoldAnswer(**texts, label=_label(row.get("label"), place))
 
 
 def _label(value: Any, place: str) -> float:
-    """A label as a number. Raises UserError BAD_ARGUMENT if it is not a bool or a number from 0 to
-    1."""
+    """A label as a number: 1.0 for true, 0.0 for false.
+
+    Raises UserError BAD_ARGUMENT if it is neither a bool nor a number from 0 to 1; `place` names
+    the line in the message, such as "gold.jsonl, line 3".
+    """
     if not isinstance(value, int | float) or not 0 <= value <= 1:  # a bool is an int
         raise _gold_error(
             f"{place}: label is true, false or a number from 0 to 1, got {value!r:.40}"

@@ -37,10 +37,10 @@ def judge_refusal(home: Home, env_dir: Path, measure: str) -> str:
         judge_and_rubric = _judge_that_decides(home, env_dir, measure)
     except (ValueError, UserError) as problem:
         return f"The judge cannot be told: {problem}"
-    if judge_and_rubric is None:
+    if judge_and_rubric is None:  # code decides
         return ""
     judge, rubric = judge_and_rubric
-    calibration = find_calibration(home, judge, rubric)
+    calibration = find_calibration(home, judge, rubric)  # its agreement with people
     if calibration is None:
         return (
             f"The judge {judge.model} was never held against people: {_CALIBRATE} does that, and "
@@ -57,25 +57,29 @@ def judge_sentences(run: RunDir, env_dir: Path, measure: str) -> list[str]:
 
     `env_dir` and `measure` are as for `judge_refusal`, which must have refused nothing.
     """
-    run_began = read_object(run.started_record).get("time") or 0.0
+    run_began = read_object(run.started_record).get("time") or 0.0  # 0: not known
     if not (env_dir / "source" / FILE).is_file():
         return []
     judge_and_rubric = _judge_that_decides(run.home, env_dir, measure)
-    calibration = find_calibration(run.home, *judge_and_rubric) if judge_and_rubric else None
+    if judge_and_rubric is None:
+        return []
+    judge, rubric = judge_and_rubric
+    calibration = find_calibration(run.home, judge, rubric)
     if calibration is None or not calibration.time:
         return []
-    history = [*calibration.earlier, calibration]
+    history = [*calibration.earlier, calibration]  # the oldest first
     before_run = [past for past in history if past.time <= run_began]
     basis = before_run[-1] if before_run else history[0]  # the calibration that counts
     late = "" if before_run or not run_began else ", after this run began"
-    level, kappa = with_interval_text(basis.agreement), with_interval_text(basis.kappa)
+    agreement, kappa = with_interval_text(basis.agreement), with_interval_text(basis.kappa)
     sentences = [
         f"The judge {calibration.model} decides here; calibrated on {date_text(basis.time)}{late}, "
-        f"it agreed with people on {level} of {basis.agreement.n} gold labels, kappa {kappa}."
+        f"it agreed with people on {agreement} of {basis.agreement.n} gold labels, kappa {kappa}."
     ]
     if isinstance(basis, PastCalibration) and basis.change is not None:
         sentences.append(change_sentence(basis))
-        if basis.change.high < 0:
+        has_drifted = basis.change.high < 0  # the whole interval lies below 0
+        if has_drifted:
             sentences.append(
                 "What it scored before and after is not one measure: score the stored answers "
                 "again (evaluate with regrade) before they are compared."
@@ -91,16 +95,19 @@ def _judge_that_decides(home: Home, env_dir: Path, measure: str) -> tuple[Judge,
     """
     rubric_file = env_dir / "source" / FILE
     tables = read_rubric_file(rubric_file)
-    if "judge" not in tables or (measure == "success" and _code_decides(tables)):
+    decided_by_code = measure == "success" and _code_decides(tables)
+    if "judge" not in tables or decided_by_code:
         return None
-    rubric, judge = Rubric.from_file(rubric_file), judge_in(home, rubric_file, will_be_asked=False)
+    rubric = Rubric.from_file(rubric_file)
+    judge = judge_in(home, rubric_file, will_be_asked=False)
     return (judge, rubric) if rubric.for_judge else None
 
 
 def _refusal_without_file(env_dir: Path) -> str:
     """The refusal for an environment without a rubric file: a sentence if its reward audit saw
     calls of a judge, else ""."""
-    if not (read_object(env_dir / "audit.json").get("judge") or {}).get("calls"):
+    judge_record = read_object(env_dir / "audit.json").get("judge") or {}
+    if not judge_record.get("calls"):
         return ""
     return (
         f"A judge scores here that no {FILE} names, so nothing tells whether it agrees with "
@@ -109,7 +116,8 @@ def _refusal_without_file(env_dir: Path) -> str:
 
 
 def _code_decides(tables: Mapping[str, Any]) -> bool:
-    """Whether code alone decides success: some criteria are required, and each of those has a
-    check."""
-    required = [c for c in tables.get("criteria") or () if c.get("required")]
+    """Whether code alone decides success: some criteria of a rubric are required, and each of those
+    has a check. `tables` is the parsed rubric file."""
+    criteria = tables.get("criteria") or ()
+    required = [criterion for criterion in criteria if criterion.get("required")]
     return bool(required) and all("check" in criterion for criterion in required)

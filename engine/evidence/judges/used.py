@@ -26,21 +26,23 @@ def other_judges_warnings(runs: Iterable[RunDir]) -> list[str]:
     Their scores are not of one scale: a checkpoint `@best` may have moved on between two runs, or
     the owner may have pointed a name at another URL.
     """
-    runs_of_judge: dict[str, dict[str, list[str]]] = {}  # reference -> identity -> ids of runs
+    runs_by_ref: dict[str, dict[str, list[str]]] = {}  # reference -> identity -> ids of runs
     for run in runs:
         for judge in judges_of(run):
-            of_ref = runs_of_judge.setdefault(judge.ref, {})
-            of_ref.setdefault(judge.identity, []).append(run.id)
-    return [
-        _sentence(ref, list(of_ref.values()))
-        for ref, of_ref in runs_of_judge.items()
-        if len(of_ref) > 1
-    ]
+            runs_by_identity = runs_by_ref.setdefault(judge.ref, {})
+            runs_by_identity.setdefault(judge.identity, []).append(run.id)
+    warnings = []
+    for ref, runs_by_identity in runs_by_ref.items():
+        if len(runs_by_identity) > 1:  # one reference, several judges
+            warnings.append(_sentence(ref, list(runs_by_identity.values())))
+    return warnings
 
 
-def _sentence(ref: str, groups: Sequence[Sequence[str]]) -> str:
-    """Name a run of each of the judges that `ref` meant, at most three."""
-    names = " and ".join(group[0] for group in groups[:3])
+def _sentence(ref: str, runs_of_judges: Sequence[Sequence[str]]) -> str:
+    """The warning that the reference `ref` meant several judges. It names a run of each, at most
+    three; `runs_of_judges` has the ids of the runs of each judge."""
+    first_runs = [run_ids[0] for run_ids in runs_of_judges[:3]]
+    names = " and ".join(first_runs)
     return (
         f"The judge {ref} was not the same model in {names}: their scores are not of one scale. "
         "Evaluate all of them in one call."

@@ -38,11 +38,12 @@ def family_hint(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     Args:
         rows: stored task rows with "prompt" (messages), "split" and optionally "group".
     """
-    exam = [row for row in rows if row["split"] != "train"]
+    exam = [row for row in rows if row["split"] != "train"]  # the held-out rows
     train = [row for row in rows if row["split"] == "train"]
     if len(rows) > _MOST_ROWS or len(exam) < _FEWEST_EXAM or not train:
         return []
-    if any(row.get("group") for row in rows):
+    has_groups = any(row.get("group") for row in rows)
+    if has_groups:
         return []
     return _hint_on_reordered_prompts(train, exam) or _hint_on_shared_terms(train, exam)
 
@@ -76,13 +77,16 @@ def _pairs_of_same_words(
     train_text_by_words: dict[tuple[str, ...], str] = {}  # sorted words -> the first such prompt
     for row in train:
         text = _text(row)
-        train_text_by_words.setdefault(tuple(sorted(tokens_of(text))), text)
+        sorted_words = tuple(sorted(tokens_of(text)))
+        train_text_by_words.setdefault(sorted_words, text)
     pairs = []
     for row in exam:
         text = _text(row)
-        tokens = tokens_of(text)
-        train_text = train_text_by_words.get(tuple(sorted(tokens)))
-        if train_text is not None and len(tokens) > 1 and tokens_of(train_text) != tokens:
+        words = tokens_of(text)
+        train_text = train_text_by_words.get(tuple(sorted(words)))
+        if train_text is None or len(words) < 2:
+            continue
+        if tokens_of(train_text) != words:  # the order differs
             pairs.append((text, train_text))
     return pairs
 
@@ -129,20 +133,22 @@ def _terms_repeat(terms: Sequence[frozenset[str]]) -> bool:
 
     `terms` holds one term for each row; empty ones do not count.
     """
-    filled = [term for term in terms if term]
-    return bool(filled) and len(filled) >= _ROWS_OF_A_TERM * len(set(filled))
+    terms_with_words = [term for term in terms if term]
+    different_terms = set(terms_with_words)
+    enough_rows = len(terms_with_words) >= _ROWS_OF_A_TERM * len(different_terms)
+    return bool(terms_with_words) and enough_rows
 
 
 def _terms(rows: Sequence[Mapping[str, Any]]) -> list[frozenset[str]]:
     """The term of each row: the words of its prompt that at most the share `_COMMON` of all prompts
     have. It is empty if all words of the prompt are more common."""
     words_of_rows = [_words(_text(row)) for row in rows]
-    rows_with_word = Counter(word for words in words_of_rows for word in words)
+    row_counts: Counter[str] = Counter()  # word -> how many rows have it
+    for words in words_of_rows:
+        row_counts.update(words)
     most_rows = _COMMON * len(rows)
-    return [
-        frozenset(word for word in words if rows_with_word[word] <= most_rows)
-        for words in words_of_rows
-    ]
+    rare_words = {word for word, count in row_counts.items() if count <= most_rows}
+    return [words & rare_words for words in words_of_rows]
 
 
 def _words(text: str) -> frozenset[str]:
@@ -151,7 +157,8 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _text(row: Mapping[str, Any]) -> str:
-    """The text of the last message of a row's prompt, which holds the question."""
+    """The text of the last message of a row's prompt, which holds the question; "" if there is
+    none."""
     prompt = row["prompt"]
     content = prompt[-1].get("content") if prompt else ""
     return content if isinstance(content, str) else ""

@@ -30,9 +30,13 @@ def leaking_pairs(
             break
         spoiling = [match for match in index.matches(row) if match.spoils]
         if spoiling:
-            strongest = min(spoiling, key=lambda match: (match.rank, match.heldout))
-            pairs.append(strongest)
+            pairs.append(min(spoiling, key=_rank_and_task))
     return pairs
+
+
+def _rank_and_task(match: Match) -> tuple[tuple[bool, int, str], str]:
+    """The sort key that puts the strongest match first; equal ones by the id of the task."""
+    return match.rank, match.heldout
 
 
 def asked_once(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[bool]:
@@ -45,12 +49,15 @@ def asked_once(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[b
         rows: with the split that each names under "split"; None if it names none.
         keys: one for each row; rows that ask the same question have the same key.
     """
-    kept_index: dict[str, int] = {}  # by key
+    chosen_index: dict[str, int] = {}  # key of a question -> index of the row that is kept
     for index, (row, key) in enumerate(zip(rows, keys, strict=True)):
-        kept_row = rows[kept_index[key]] if key in kept_index else None
-        if kept_row is None or (_names_exam(row) and not _names_exam(kept_row)):
-            kept_index[key] = index
-    return [kept_index[key] == index for index, key in enumerate(keys)]
+        if key not in chosen_index:
+            chosen_index[key] = index
+            continue
+        chosen_row = rows[chosen_index[key]]
+        if _names_exam(row) and not _names_exam(chosen_row):
+            chosen_index[key] = index
+    return [chosen_index[key] == index for index, key in enumerate(keys)]
 
 
 def _names_exam(row: Mapping[str, Any]) -> bool:

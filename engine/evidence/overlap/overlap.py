@@ -28,6 +28,7 @@ from engine.evidence.overlap.twin_scan import RowTexts
 from engine.evidence.overlap.words import (
     GRAM_WORDS,
     MOST_CHARS,
+    answers_agree,
     grams_of,
     lookup_keys,
     numbers_of,
@@ -50,7 +51,7 @@ BUDGET_S = 5.0  # seconds that a scan may take, as a submit waits for it
 SHOWN = 5  # examples in a result
 ID_CHARS = 60  # of an id in a sentence
 
-_COMMON = -1  # in place of a position in the index of sequences: several units have this one
+_COMMON = -1  # in the index of sequences, in place of a position: several units have the sequence
 
 
 @dataclass(frozen=True)
@@ -120,14 +121,15 @@ class _Hit:
 
 @dataclass
 class _SharedGrams:
-    """The word sequences that a training row shares with one unit (question or answer) alone."""
+    """The word sequences (grams) that a training row shares with one held-out text alone."""
 
     grams: set[tuple[str, ...]] = field(default_factory=set)
     longest_run: int = 0  # how many of them follow one another, at most
 
     @property
     def words_in_a_row(self) -> int:
-        """The longest row of shared words: a whole sequence, and one word for each further one."""
+        """The length in words of the longest shared passage: the first sequence has `GRAM_WORDS`
+        words, and each that follows it directly adds one."""
         return self.longest_run + GRAM_WORDS - 1
 
 
@@ -167,9 +169,13 @@ class HeldOut:
 
     @property
     def unindexed(self) -> int:
-        """How many tasks did not fit into the index of sequences: only wholes are compared of
-        them."""
-        return len({task for unit in self.units if unit.skipped for task in unit.ids})
+        """How many tasks did not fit into the index of word sequences, so that they are compared as
+        whole texts only."""
+        tasks: set[str] = set()
+        for unit in self.units:
+            if unit.skipped:
+                tasks |= set(unit.ids)
+        return len(tasks)
 
     def matches(self, row: Mapping[str, Any]) -> list[Match]:
         """The strongest match of each held-out task that a training row holds, whole or in part.
@@ -192,12 +198,12 @@ class HeldOut:
         `question` and `answer` are the texts of the training row.
         """
         question_tokens, answer_tokens = tokens_of(question), tokens_of(answer)
-        sharing_grams = self._units_sharing_grams((question_tokens, answer_tokens))
+        sharing_positions = self._units_sharing_grams((question_tokens, answer_tokens))
         return [
             *self._equal_texts(question, answer),
             *self._equal_words(question_tokens, answer_tokens),
             *self._questions_in_parts(question, answer),
-            *(_Hit("ngram", position, spoils=False) for position in sharing_grams),
+            *(_Hit("ngram", position, spoils=False) for position in sharing_positions),
         ]
 
     def _equal_texts(self, question: str, answer: str) -> Iterator[_Hit]:
@@ -223,7 +229,9 @@ class HeldOut:
             yield _Hit("normalised", position, spoils=False)
         for key in lookup_keys(question_tokens):
             position = self._normalised.get(("prompt", key))
-            if position is not None and _answers_agree(self.units[position].answer, answer_tokens):
+            if position is None:
+                continue
+            if answers_agree(self.units[position].answer, answer_tokens):
                 yield _Hit("normalised", position, spoils=True)
 
     def _questions_in_parts(self, prompt: str, answer: str) -> Iterator[_Hit]:
@@ -311,7 +319,7 @@ class HeldOut:
         position = self._normalised.get((unit.part, " ".join(unit.tokens)))
         # The same words written differently are one unit only if their answers agree too: otherwise
         # case or punctuation is what the task is about.
-        if position is None or not _answers_agree(self.units[position].answer, unit.answer):
+        if position is None or not answers_agree(self.units[position].answer, unit.answer):
             return None
         return position
 
@@ -327,13 +335,13 @@ class HeldOut:
         shared_grams: dict[int, _SharedGrams] = {}
         for tokens in texts:
             self._collect_shared(tokens, shared_grams)
-        numbers = {number for tokens in texts for number in numbers_of(tokens)}
-        return [
-            position
-            for position, shared_with_unit in shared_grams.items()
-            if shared_with_unit.words_in_a_row >= COPIED_WORDS
-            or self._is_large_part(position, shared_with_unit.grams, numbers)
-        ]
+        numbers: set[str] = set().union(*(numbers_of(tokens) for tokens in texts))
+        positions = []
+        for position, shared in shared_grams.items():
+            is_copied = shared.words_in_a_row >= COPIED_WORDS
+            if is_copied or self._is_large_part(position, shared.grams, numbers):
+                positions.append(position)
+        return positions
 
     def _collect_shared(self, tokens: Sequence[str], shared_grams: dict[int, _SharedGrams]) -> None:
         """Add to `shared_grams` the word sequences of a text that exactly one unit (held-out text)
@@ -349,10 +357,9 @@ class HeldOut:
             previous_position = position
             if position == _COMMON:  # of several units, or of none
                 continue
-            if position not in shared_grams:
-                shared_grams[position] = _SharedGrams()
-            shared_grams[position].grams.add(gram)
-            shared_grams[position].longest_run = max(shared_grams[position].longest_run, run)
+            shared = shared_grams.setdefault(position, _SharedGrams())
+            shared.grams.add(gram)
+            shared.longest_run = max(shared.longest_run, run)
 
     def _is_large_part(
         self, position: int, grams_in_row: set[tuple[str, ...]], numbers: set[str]
@@ -369,7 +376,8 @@ class HeldOut:
         """
         unit = self.units[position]
         fewest_grams = max(FEWEST_GRAMS, LARGE_SHARE * unit.unique_grams)
-        return len(grams_in_row) >= fewest_grams and numbers_of(unit.tokens) <= numbers
+        has_all_numbers = numbers_of(unit.tokens) <= numbers
+        return len(grams_in_row) >= fewest_grams and has_all_numbers
 
 
 def scan(
@@ -398,8 +406,8 @@ def scan(
         headline: the result in a sentence.
     """
     deadline = time.monotonic() + budget_s
-    scan_result = _compare_in_time(train, heldout, budget_s)
-    matches = scan_result.matches
+    compared = _compare_in_time(train, heldout, budget_s)
+    matches = compared.matches
     counts = {kind: sum(match.kind == kind for match in matches) for kind in KINDS}
     leaked_ids = sorted(match.heldout for match in matches if match.spoils)
     twins = twin_scan.twins_in_time(
@@ -409,6 +417,14 @@ def scan(
         copied={match.heldout for match in matches},
         deadline=deadline,
     )
+    on_copies = headline(
+        len(heldout),
+        len(train),
+        counts,
+        matches,
+        compared_shares=compared.shares,
+        unindexed=compared.unindexed,
+    )
     return {
         "verdict": _verdict_of_scan(len(matches) + len(twins), len(leaked_ids), len(heldout)),
         "train": len(train),
@@ -416,22 +432,14 @@ def scan(
         **counts,  # exact, normalised, ngram
         "answers": sum(match.part == "answer" for match in matches),
         "leaked": leaked_ids,
-        "compared": list(scan_result.shares),
-        "unindexed": scan_result.unindexed,
+        "compared": list(compared.shares),
+        "unindexed": compared.unindexed,
         "twins": twin_scan.counts_by_kind(twins),
         "examples": [
             *(match.to_json() for match in matches[:SHOWN]),
             *({"part": "prompt", **asdict(twin)} for twin in twins[:SHOWN]),
         ],
-        "headline": headline(
-            heldout=len(heldout),
-            train=len(train),
-            counts=counts,
-            matches=matches,
-            compared_shares=scan_result.shares,
-            unindexed=scan_result.unindexed,
-        )
-        + twin_scan.sentence(twins),
+        "headline": on_copies + twin_scan.sentence(twins),
     }
 
 
@@ -446,8 +454,9 @@ def _verdict_of_scan(overlapping: int, leaked: int, heldout: int) -> str:
 
     `overlapping` and `leaked` count tasks; `heldout` is the number of all held-out tasks.
     """
-    worst = "leak" if leaked > LEAK_SHARE * heldout else "overlap"
-    return worst if overlapping else "clean"
+    if not overlapping:
+        return "clean"
+    return "leak" if leaked > LEAK_SHARE * heldout else "overlap"
 
 
 @dataclass(frozen=True)
@@ -576,16 +585,6 @@ def _note_on_coverage(compared_shares: tuple[float, float], unindexed: int) -> s
     return f" ({'; '.join(restrictions)})" if restrictions else ""
 
 
-def _answers_agree(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether the shorter of two answers (lists of tokens) stands in the longer one.
-
-    An empty answer agrees with every other: there is nothing that could contradict.
-    """
-    shorter, longer = sorted((list(first), list(second)), key=len)
-    last_start = len(longer) - len(shorter)
-    return any(longer[start : start + len(shorter)] == shorter for start in range(last_start + 1))
-
-
 def _random_rows(
     rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
 ) -> Iterator[Mapping[str, Any]]:
@@ -594,6 +593,7 @@ def _random_rows(
 
     The order depends on the numbers of `rows` and `others` (what they are compared with) alone.
     """
-    chance = random.Random(f"{len(rows)} {len(others)}")  # the seed
-    order = chance.sample(range(len(rows)), min(len(rows), MOST_COMPARED))
-    return (rows[index] for index in order)
+    rng = random.Random(f"{len(rows)} {len(others)}")  # the text is the seed
+    count = min(len(rows), MOST_COMPARED)
+    indices = rng.sample(range(len(rows)), count)
+    return (rows[index] for index in indices)

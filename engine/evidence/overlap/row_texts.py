@@ -23,8 +23,10 @@ def answer_of(row: Mapping[str, Any]) -> str:
 
 
 def _messages_after_prompt(row: Mapping[str, Any]) -> list[ChatMessage]:
-    """Return the messages after the prompt: of the gold conversation, else of the stored answer."""
+    """Return the messages after the prompt of a stored task row: those of its gold (reference)
+    conversation, else those of its stored answer; [] if it has neither."""
     gold = row.get("gold")
     if isinstance(gold, list):  # the gold conversation begins with the prompt
-        return gold[len(row.get("prompt") or []) :]
+        prompt_length = len(row.get("prompt") or [])
+        return gold[prompt_length:]
     return row.get("answer") or []

@@ -35,12 +35,12 @@ def twins_in_time(
         deadline: when the search stops, in seconds of the monotonic clock.
     """
     now = time.monotonic()
-    quarter_s = (deadline - now) / 4
+    quarter_s = (deadline - now) / 4  # of the time that is left, in seconds
     tasks = _texts_in_time(heldout, now + quarter_s)
     rows = _texts_in_time(train, now + 2 * quarter_s)
     twins = [twin for twin in find_twins(rows, tasks, deadline) if twin.heldout not in copied]
-    is_chance = len(twins) < max(FEWEST, BY_CHANCE * heldout_count)
-    return [] if is_chance else twins
+    fewest_twins = max(FEWEST, BY_CHANCE * heldout_count)
+    return [] if len(twins) < fewest_twins else twins
 
 
 def _texts_in_time(rows: RowTexts, deadline: float) -> list[Text]:

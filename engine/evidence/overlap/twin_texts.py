@@ -52,7 +52,7 @@ class Text:
 
     @cached_property
     def answer_tokens(self) -> list[str]:
-        """Those of the answer."""
+        """The words, numbers and operators of the reference answer; [] if there is none."""
         return tokens_of(self.answer)
 
     @cached_property
@@ -60,8 +60,10 @@ class Text:
         """What the task is about: numbers, stems of words that are not of grammar, the answer."""
         words = frozenset(_content_words(self.tokens))
         answer = " ".join(self.answer_tokens)
-        if not answer or words.issuperset(_content_words(self.answer_tokens)):
-            return words  # an answer that stands in the question tells nothing more
+        stands_in_question = words.issuperset(_content_words(self.answer_tokens))
+        if not answer or stands_in_question:  # such an answer tells nothing more
+            return words
+        # Marked, so that an answer is not taken for a word of a question.
         return words | {f"= {answer}"}
 
     @cached_property
@@ -71,12 +73,13 @@ class Text:
 
     @cached_property
     def without_numbers(self) -> tuple[str, ...]:
-        """The question with each number as a place."""
+        """The tokens of the question, with "#" in place of each number."""
         return tuple(ANY_NUMBER if is_number(token) else token for token in self.tokens)
 
     @cached_property
     def grammar(self) -> tuple[str, ...]:
-        """The words of grammar in their order, with a place for each row of numbers."""
+        """The words of grammar of the question in their order, with "he" for every pronoun and one
+        "#" for each row of numbers."""
         return tuple(_grammar_words(self.tokens))
 
 
@@ -90,7 +93,8 @@ def _content_words(tokens: Iterable[str]) -> Iterator[str]:
 
 
 def stem(token: str) -> str:
-    """Return the first characters of a word, so that "buy" and "buys" are one; a number whole."""
+    """Return the first five characters of a word, so that "apple" and "apples" are one; a number or
+    a sign is returned whole."""
     if not token.isalpha() or is_number(token):
         return token
     return token[:_STEM_CHARS]

@@ -19,7 +19,7 @@ import heapq
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -68,7 +68,8 @@ class _Cluster:
 def find_twins(
     train: Sequence[Text], heldout: Sequence[Text], deadline: float = math.inf
 ) -> list[Twin]:
-    """Return at most one twin of each held-out task, in the order of the tasks.
+    """Return at most one twin of each held-out task, in the order of the tasks. A twin is a
+    training row that asks the task in other words, or with other numbers or names.
 
     A task with twins of several kinds gets one of the strongest kind. Training rows that ask a
     held-out task in its own words are left out: overlap.py finds them as copies. After `deadline`
@@ -105,19 +106,24 @@ def _twins_by_mask(
 
     Yields nothing if tasks and rows pair as often as rows of one source do.
     """
-    clusters: dict[tuple[str, ...], _Cluster] = defaultdict(_Cluster)
-    for side, texts in (("heldout", heldout), ("train", train)):
-        for text in texts:
-            mask = _mask(kind, text, weights)
-            if mask:
-                getattr(clusters[mask], side).append(text)
-    if _pair_as_of_one_source(clusters.values(), len(train), len(heldout)):
+    cluster_of_mask: dict[tuple[str, ...], _Cluster] = defaultdict(_Cluster)
+    for text in heldout:
+        mask = _mask(kind, text, weights)
+        if mask:
+            cluster_of_mask[mask].heldout.append(text)
+    for row in train:
+        mask = _mask(kind, row, weights)
+        if mask:
+            cluster_of_mask[mask].train.append(row)
+    clusters = cluster_of_mask.values()
+    if _pair_as_of_one_source(clusters, len(train), len(heldout)):
         return
-    for cluster in clusters.values():
+    for cluster in clusters:
         for text in cluster.heldout:
-            other = next((row for row in cluster.train if _may_be_twins(kind, text, row)), None)
-            if other is not None:
-                yield Twin(kind, text.row, other.row)
+            twins = (row for row in cluster.train if _may_be_twins(kind, text, row))
+            first_twin = next(twins, None)
+            if first_twin is not None:
+                yield Twin(kind, heldout=text.row, train=first_twin.row)
 
 
 def _mask(kind: TwinKind, text: Text, weights: "_Weights") -> tuple[str, ...]:
@@ -129,7 +135,8 @@ def _mask(kind: TwinKind, text: Text, weights: "_Weights") -> tuple[str, ...]:
     """
     if kind == "paraphrase":
         payload = weights.payload(text)
-        if len(payload) == FEWEST_SIGNS - 1 and text.answer_tokens:
+        is_one_short = len(payload) == FEWEST_SIGNS - 1
+        if is_one_short and text.answer_tokens:  # the answer counts as one part
             payload = (*payload, " ".join(text.answer_tokens))
         return payload if len(payload) >= FEWEST_SIGNS else ()
     if kind == "numbers":
@@ -141,7 +148,8 @@ def _mask(kind: TwinKind, text: Text, weights: "_Weights") -> tuple[str, ...]:
 
 
 def _may_be_twins(kind: TwinKind, text: Text, row: Text) -> bool:
-    """Return whether a task and a row with equal masks of this kind are twins."""
+    """Return whether a task and a row with equal masks of this kind are twins. Only paraphrases
+    have further conditions."""
     return kind != "paraphrase" or _may_be_paraphrases(text, row)
 
 
@@ -169,9 +177,12 @@ def _pair_as_of_one_source(clusters: Iterable[_Cluster], train: int, heldout: in
     if task_pairs < FEW_PAIRS:  # too few to know how often such pairs come
         possible_pairs += unpaired_rows * (unpaired_rows - 1) // 2
         equal_pairs += row_pairs
-    if not cross_pairs or not possible_pairs:
-        return not cross_pairs
+    if not cross_pairs:
+        return True
+    if not possible_pairs:
+        return False
     expected_pairs = equal_pairs / possible_pairs * train * heldout
+    # Three standard deviations of a Poisson number are left to chance.
     most_pairs = expected_pairs * MORE + 3 * math.sqrt(expected_pairs)
     return expected_pairs / FEWER <= cross_pairs <= most_pairs
 
@@ -183,42 +194,57 @@ def _paraphrases(
     train: Sequence[Text], heldout: Sequence[Text], weights: "_Weights", deadline: float
 ) -> Iterator[Twin]:
     """Yield the pairs of task and row that share far more rare words than the task shares with
-    other rows."""
-    row_indices_by_word: dict[str, list[int]] = defaultdict(list)
+    other rows; at most one pair for each task. The search ends at `deadline` (monotonic clock)."""
+    rows_with_word: dict[str, list[int]] = defaultdict(list)  # word -> indices of rows
     for row_index, row in enumerate(train):
         for word in weights.telling_words(row):
-            row_indices_by_word[word].append(row_index)
+            rows_with_word[word].append(row_index)
     # A row shares words of this weight with a task by chance, where words come independently.
     least_by_chance = math.log(len(train) / CHANCE) if train else 0.0
     for task_index, text in enumerate(heldout):
         if task_index % 20 == 0 and time.monotonic() > deadline:
             return
-        shared_weight: dict[int, float] = defaultdict(float)
-        for word in weights.telling_words(text):
-            row_indices = row_indices_by_word.get(word, ())
-            if len(row_indices) <= MOST_POSTINGS:
-                for row_index in row_indices:
-                    shared_weight[row_index] += weights.weight_of(word)
-        if not shared_weight:
+        nearest_rows = _nearest_rows(text, rows_with_word, weights)
+        if not nearest_rows:
             continue
-        nearest_rows = heapq.nlargest(BEHIND, shared_weight.items(), key=lambda item: item[1])
-        weight_of_last = nearest_rows[-1][1] if len(nearest_rows) == BEHIND else 0.0
-        for row_index, weight in nearest_rows:
+        _, weight_of_last = nearest_rows[-1]
+        if len(nearest_rows) < BEHIND:  # no row is left to stand out from
+            weight_of_last = 0.0
+        for row_index, shared_weight in nearest_rows:
             row = train[row_index]
             words_of_both = weights.telling_words(text) | weights.telling_words(row)
             weight_of_both = weights.sum_of(words_of_both)
             least_weight = max(
                 least_by_chance, weight_of_last + STANDS_OUT, LEAST_SHARED * weight_of_both
             )
-            if weight >= least_weight and _may_be_paraphrases(text, row):
-                yield Twin("paraphrase", text.row, row.row)
+            if shared_weight >= least_weight and _may_be_paraphrases(text, row):
+                yield Twin("paraphrase", heldout=text.row, train=row.row)
                 break
+
+
+def _nearest_rows(
+    text: Text, rows_with_word: Mapping[str, Sequence[int]], weights: "_Weights"
+) -> list[tuple[int, float]]:
+    """Return the rows that share most with a task, at most `BEHIND`, as (index of the row, weight
+    of the telling words that it shares), the largest weight first.
+
+    `rows_with_word` maps a word to the indices of the rows that have it; very frequent words are
+    left out, to bound the time.
+    """
+    shared_weights: dict[int, float] = defaultdict(float)
+    for word in weights.telling_words(text):
+        row_indices = rows_with_word.get(word, ())
+        if len(row_indices) <= MOST_POSTINGS:
+            for row_index in row_indices:
+                shared_weights[row_index] += weights.weight_of(word)
+    return heapq.nlargest(BEHIND, shared_weights.items(), key=lambda item: item[1])
 
 
 class _Weights:
     """How much each word tells, in nats, by how many of all rows have it."""
 
     def __init__(self, train: Sequence[Text], heldout: Sequence[Text]) -> None:
+        """Count the words of all rows, and find those that are part of a form (template)."""
         texts = [*train, *heldout]
         self._row_total = len(texts)
         self._row_counts = Counter(word for text in texts for word in text.content)
@@ -239,7 +265,8 @@ class _Weights:
         )
 
     def telling_words(self, text: Text) -> frozenset[str]:
-        """Return the words of a text that are neither part of its form nor in very many rows."""
+        """Return the words that tell a text from others: neither part of its form (what the rows of
+        one template have in common) nor in very many rows. They are computed once for each row."""
         if text.row not in self._telling_words:
             self._telling_words[text.row] = frozenset(
                 word
@@ -251,12 +278,9 @@ class _Weights:
 
     def payload(self, text: Text) -> tuple[str, ...]:
         """Return in order a text's numbers, operators and words that tell held-out tasks apart."""
-        return tuple(
-            word
-            for word in map(stem, text.tokens)
-            if is_sign(word)
-            or (word in self._telling_words_of_tasks and word in self.telling_words(text))
-        )
+        own_words = self.telling_words(text) & self._telling_words_of_tasks
+        stems = map(stem, text.tokens)
+        return tuple(word for word in stems if is_sign(word) or word in own_words)
 
     def weight_of(self, word: str) -> float:
         """Return the weight of a word in nats: log(rows / rows that have it)."""
@@ -268,7 +292,9 @@ class _Weights:
 
 
 def _may_be_paraphrases(text: Text, row: Text) -> bool:
-    """Return whether symbols and answers allow that the row asks the task in other words."""
+    """Return whether a row may ask a task in other words: most of their symbols (numbers and single
+    letters) are the same, and their answers fit."""
+    # `&` and `|` of two counters take the smaller and the larger count of each symbol.
     in_both = (text.symbols & row.symbols).total()
     in_either = (text.symbols | row.symbols).total()
     return in_both >= SAME_SYMBOLS * in_either and _answers_fit(text, row)

@@ -28,8 +28,10 @@ def tokens_of(text: str) -> list[str]:
     only if it has operands (numbers or single letters), and a bracket only beside an operator:
     elsewhere they are punctuation or markup and are left out.
     """
-    text = unicodedata.normalize("NFKC", text[:MOST_CHARS]).casefold().translate(_DASHES)
-    tokens = _TOKEN.findall(_APOSTROPHE.sub("", text))
+    # NFKC makes one character of those that differ in form alone, such as full-width digits.
+    normalised = unicodedata.normalize("NFKC", text[:MOST_CHARS]).casefold().translate(_DASHES)
+    without_apostrophes = _APOSTROPHE.sub("", normalised)
+    tokens = _TOKEN.findall(without_apostrophes)
     return [token for index, token in enumerate(tokens) if _has_meaning(tokens, index)]
 
 
@@ -74,6 +76,17 @@ def numbers_of(tokens: Iterable[str]) -> set[str]:
     return {token for token in tokens if token[0].isdigit()}
 
 
+def answers_agree(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Whether the shorter of two answers (lists of tokens) stands in the longer one.
+
+    An empty answer agrees with every other: there is nothing that could contradict.
+    """
+    shorter, longer = sorted((list(first), list(second)), key=len)
+    length = len(shorter)
+    starts = range(len(longer) - length + 1)
+    return any(longer[start : start + length] == shorter for start in starts)
+
+
 def _has_meaning(tokens: Sequence[str], index: int) -> bool:
     """Whether the token at `index` is more than punctuation or markup.
 
@@ -95,11 +108,12 @@ def _has_operands(tokens: Sequence[str], index: int) -> bool:
 
     %, - and √ need one operand, on one side; every other operator needs one on each side.
     """
+    operator = tokens[index]
     has_left, has_right = _is_operand(tokens, index - 1), _is_operand(tokens, index + 1)
     # Three operators need an operand on one side only: 5%, -3, √2.
-    if tokens[index] == "%":
+    if operator == "%":
         return has_left
-    if tokens[index] in "-√":
+    if operator in "-√":
         return has_right
     # The operand on the right may have a sign, as in 3 * -2.
     minus_follows = index + 1 < len(tokens) and tokens[index + 1] == "-"
@@ -121,10 +135,8 @@ def _is_operand(tokens: Sequence[str], index: int) -> bool:
     if token in "()[]":
         # A bracket is an operand if the token next to it, on its inner side, is one; a bracket next
         # to another bracket is not.
-        inside = index + 1 if token in "([" else index - 1
-        return (
-            0 <= inside < len(tokens)
-            and tokens[inside] not in "()[]"
-            and _is_operand(tokens, inside)
-        )
+        inner_index = index + 1 if token in "([" else index - 1
+        if not 0 <= inner_index < len(tokens):
+            return False
+        return tokens[inner_index] not in "()[]" and _is_operand(tokens, inner_index)
     return len(token) == 1 or token[0].isdigit()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from engine.core.format import percent
+from engine.evidence.report.values import axis_text, signed
 
 Point = tuple[float, float]
 _XOf = Callable[[float], float]  # a number -> its place, in pixels from the left
@@ -103,7 +103,8 @@ def _effect_axis(effect: Effect) -> tuple[float, float]:
     extent = farthest * 1.12  # nothing touches the end of the axis
     if effect.low < 0 < effect.high:
         return -extent, extent
-    return min(effect.low, -extent * 0.22), max(effect.high, extent * 0.22)
+    other_side = extent * 0.22
+    return min(effect.low, -other_side), max(effect.high, other_side)
 
 
 def effect_strip(effect: Effect, width: int, label: str) -> Markup:
@@ -123,7 +124,10 @@ def effect_strip(effect: Effect, width: int, label: str) -> Markup:
 
 
 def _x_in_strip(axis: tuple[float, float], width: int) -> _XOf:
-    """The function from a difference to pixels from the left; 3 % of `axis` is free at each end."""
+    """The function from a difference to pixels from the left, in a drawing `width` pixels wide.
+
+    `axis` is (lowest, highest difference); 3 % of it stay free at each end.
+    """
     axis_start, axis_end = axis
     axis_span = axis_end - axis_start
     axis_width = width - _STRIP_MARGIN - _STRIP_MARGIN
@@ -142,17 +146,19 @@ def _strip_shapes(effect: Effect, width: int, x_of: _XOf) -> list[str]:
     x_zero, x_value = x_of(0), x_of(effect.value)
     x_low, x_high = x_of(effect.low), x_of(effect.high)
     axis_y = _STRIP_AXIS_Y
+    on_axis = (axis_y, axis_y)  # both ends of a horizontal line
     return [
         _no_difference_band(x_of(-effect.margin), x_of(effect.margin)),
-        _svg_line("axis", (_STRIP_MARGIN, width - _STRIP_MARGIN), (axis_y, axis_y)),
+        _svg_line("axis", (_STRIP_MARGIN, width - _STRIP_MARGIN), on_axis),
         _svg_line("zero", (x_zero, x_zero), (axis_y - 26, axis_y + 26)),
-        _svg_line("interval", (x_low, x_high), (axis_y, axis_y)),
+        _svg_line("interval", (x_low, x_high), on_axis),
         f'<circle class="estimate" cx="{x_value:.1f}" cy="{axis_y}" r="7"/>',
     ]
 
 
 def _no_difference_band(x_start: float, x_end: float) -> str:
-    """The shaded band of differences that are too small to matter; its ends are in pixels."""
+    """The SVG of the shaded band of differences that are too small to matter. It reaches from
+    `x_start` to `x_end`, in pixels from the left, and 22 pixels above and below the axis."""
     return (
         f'<rect class="moot" x="{x_start:.1f}" y="{_STRIP_AXIS_Y - 22}" rx="3" '
         f'width="{x_end - x_start:.1f}" height="44"/>'
@@ -241,13 +247,17 @@ def _x_in_range(axis_end: float, width: int) -> _XOf:
 
 
 def _range_shapes(estimate: Range, width: int, x_of: _XOf) -> list[str]:
-    """SVG shapes: the axis, the bar from the low to the high value, a line at the likely value."""
+    """SVG shapes: the axis, the bar from the low to the high value, a line at the likely value.
+
+    `width` is that of the drawing; `x_of` gives the place of a value, in pixels from the left.
+    """
     x_low, x_likely, x_high = x_of(estimate.low), x_of(estimate.likely), x_of(estimate.high)
     axis_y = _RANGE_AXIS_Y
+    bar_width = max(x_high - x_low, 3)  # narrower would not be seen
     return [
         _svg_line("axis", (_RANGE_MARGIN, width - _RANGE_MARGIN), (axis_y, axis_y)),
         f'<rect class="range" x="{x_low:.1f}" y="{axis_y - 9}" rx="4" '
-        f'width="{max(x_high - x_low, 3):.1f}" height="18"/>',  # narrower would not be seen
+        f'width="{bar_width:.1f}" height="18"/>',
         _svg_line("likely", (x_likely, x_likely), (axis_y - 9, axis_y + 9)),
     ]
 
@@ -264,8 +274,10 @@ def _actual_mark(mark_x: float, text: str, width: int) -> list[str]:
 
 
 def _centre_inside(x: float, half_width: float, width: int) -> float:
-    """The centre nearest to `x` at which a text of twice `half_width` stays inside the drawing."""
-    return min(max(x, half_width + 2), width - half_width - 2)
+    """The centre nearest to `x` at which a text of twice `half_width` stays inside a drawing of
+    `width` pixels, two pixels from its edges."""
+    leftmost, rightmost = half_width + 2, width - half_width - 2
+    return min(max(x, leftmost), rightmost)
 
 
 def _svg_line(style: str, xs: tuple[float, float], ys: tuple[float, float]) -> str:
@@ -281,21 +293,22 @@ def _svg_text(style: str, x: float, y: float, text: str) -> str:
 
 
 def _labels(texts: Sequence[tuple[float, str]], width: int, y: int, gap: int) -> list[str]:
-    """The SVG of centred texts at height `y`, each given as (x, text).
+    """The SVG of texts `y` pixels from the top, each given as (x of its centre, text).
 
-    A text that would be nearer than `gap` pixels to an earlier one is left out.
+    A text that would leave the drawing, `width` pixels wide, is moved inside. One that would then
+    be nearer than `gap` pixels to an earlier text is left out.
     """
-    placed_labels: list[tuple[float, float]] = []  # (centre, half the width) of each text drawn
+    drawn: list[tuple[float, float]] = []  # (centre, half the width) of each text drawn
     parts = []
     for preferred_x, text in texts:
         half_width = _HALF_TICK * len(text)
         x = _centre_inside(preferred_x, half_width, width)
         overlaps = any(
             abs(x - other_x) < half_width + other_half_width + gap
-            for other_x, other_half_width in placed_labels
+            for other_x, other_half_width in drawn
         )
         if not overlaps:
-            placed_labels.append((x, half_width))
+            drawn.append((x, half_width))
             parts.append(_svg_text("tick mid", x, y, text))
     return parts
 
@@ -324,40 +337,6 @@ def level_bar(
     return as_svg(svg_parts, width, height, label)
 
 
-def signed(value: float, is_share: bool) -> str:
-    """A difference as text with its sign: "+3.1 points" for shares, "−0.2" for others."""
-    if is_share:
-        return f"{100 * value:+.1f} points".replace("-", "−")
-    return f"{value:+.3g}".replace("-", "−")
-
-
-def axis_text(value: float, is_share: bool) -> str:
-    """A value as text, short enough for an axis: "12 %" for shares, else "0.5", "12k", "3e−5".
-
-    Numbers that are no shares have a minus sign instead of a hyphen.
-    """
-    if is_share:
-        return _percent_text(value)
-    magnitude = abs(value)
-    if magnitude >= 1e6 or 0 < magnitude < 1e-3:
-        mantissa, _, exponent = f"{value:.1e}".partition("e")
-        text = f"{mantissa.removesuffix('.0')}e{int(exponent)}"
-    elif magnitude >= 10_000:
-        text = f"{value / 1000:.3g}k"
-    elif magnitude >= 1000:
-        text = f"{value:,.0f}"
-    else:
-        text = f"{value:.3g}"
-    return text.replace("-", "−")
-
-
-def _percent_text(share: float) -> str:
-    """A share as text, such as "12 %" or "1.5 %"."""
-    # From 10 % on without decimals; 9.95 % would be rounded to 10.0.
-    text = f"{100 * share:.1f}" if abs(share) < 0.0995 else percent(share, digits=0, unit="")
-    return f"{text.removesuffix('.0')} %".replace("-0 %", "0 %")
-
-
 def nice_ticks(low: float, high: float, wanted_count: int = 4) -> list[float]:
     """Round, evenly spaced numbers that cover `low` to `high`, about `wanted_count` of them.
 
@@ -366,7 +345,8 @@ def nice_ticks(low: float, high: float, wanted_count: int = 4) -> list[float]:
     """
     # A range below 1e-200 could have a step that rounds to 0, which has no logarithm.
     if _are_equal(low, high) or high - low < 1e-200:
-        high = low + (abs(low) if abs(low) > 1e-200 else 1.0)
+        added_range = abs(low) if abs(low) > 1e-200 else 1.0
+        high = low + added_range
     step = _round_step((high - low) / wanted_count)
     # 1e-9 so that a rounding error does not add a tick.
     first = math.floor(low / step + 1e-9)
@@ -379,8 +359,8 @@ def _round_step(exact_step: float) -> float:
     ten."""
     power_of_ten = 10 ** math.floor(math.log10(exact_step))
     round_steps = (1, 2, 2.5, 5, 10)
-    # Times 0.999 so that a rounding error does not lead to the next larger one.
-    factor = next(factor for factor in round_steps if factor * power_of_ten >= exact_step * 0.999)
+    least_step = exact_step * 0.999  # so that a rounding error does not lead to the next larger one
+    factor = next(factor for factor in round_steps if factor * power_of_ten >= least_step)
     return factor * power_of_ten
 
 
@@ -447,8 +427,8 @@ def _right_margin(curve: Curve) -> float:
     _, end_value = end
     # One character more, for the dot at the end of the line.
     label_length = len(axis_text(end_value, curve.is_share)) + 1
-    # The label is bold, so its characters are wider.
-    return max(_LEAST_RIGHT, _LABEL_GAP + 1.1 * _LETTER * label_length)
+    bold_letter = 1.1 * _LETTER  # the label is bold, so its characters are wider
+    return max(_LEAST_RIGHT, _LABEL_GAP + bold_letter * label_length)
 
 
 def _drawn_values(curve: Curve) -> list[float]:
@@ -480,12 +460,15 @@ def _value_range(curve: Curve) -> tuple[float, float]:
 
 
 def grid_lines(frame: Frame, is_share: bool) -> str:
-    """A horizontal line with its label for every tick of the value axis."""
+    """The SVG of a horizontal line with its label for every tick of the value axis; `is_share` says
+    that values are shares, shown in percent."""
+    left_x, right_x = frame.margin_left, frame.width - frame.margin_right
     parts = []
     for tick in frame.ticks:
-        y, right_x = frame.y(tick), frame.width - frame.margin_right
-        parts.append(_svg_line("grid", (frame.margin_left, right_x), (y, y)))
-        parts.append(_svg_text("tick end", frame.margin_left - 8, y + 4, axis_text(tick, is_share)))
+        y = frame.y(tick)
+        parts.append(_svg_line("grid", (left_x, right_x), (y, y)))
+        # The label ends left of the line; 4 pixels lower, its middle is at the height of the line.
+        parts.append(_svg_text("tick end", left_x - 8, y + 4, axis_text(tick, is_share)))
     return "".join(parts)
 
 
@@ -493,11 +476,11 @@ def step_labels(frame: Frame) -> str:
     """The labels of the step axis: some whole steps, and the word "step" at its end."""
     label_y = frame.height - _BOTTOM + 19  # below the axis
     tick_count = 5 if frame.width > 460 else 3  # fewer on a phone and in small charts
-    parts = [
-        _svg_text("tick mid", frame.x(tick), label_y, str(int(tick)))
-        for tick in nice_ticks(frame.first_step, frame.last_step, wanted_count=tick_count)
-        if frame.first_step <= tick <= frame.last_step and tick == int(tick)
-    ]
+    parts = []
+    for tick in nice_ticks(frame.first_step, frame.last_step, wanted_count=tick_count):
+        is_whole = tick == int(tick)
+        if is_whole and frame.first_step <= tick <= frame.last_step:
+            parts.append(_svg_text("tick mid", frame.x(tick), label_y, str(int(tick))))
     word_x = frame.width - frame.margin_right + 14
     return "".join(parts) + _svg_text("faint", word_x, label_y, "step")
 
@@ -506,9 +489,10 @@ def _vertical_line(frame: Frame, step: float, text: str) -> str:
     """The SVG of a vertical line at `step`, with `text` on the side that has more room."""
     line_x, bottom = frame.x(step), frame.height - _BOTTOM
     line = _svg_line("best", (line_x, line_x), (_TOP, bottom))
+    label_y = bottom - 7  # just above the axis
     if line_x > frame.width * 0.6:  # a label to the right of it might leave the drawing
-        return line + _svg_text("bestlabel end", line_x - 6, bottom - 7, text)
-    return line + _svg_text("bestlabel", line_x + 6, bottom - 7, text)
+        return line + _svg_text("bestlabel end", line_x - 6, label_y, text)
+    return line + _svg_text("bestlabel", line_x + 6, label_y, text)
 
 
 def _svg_band(frame: Frame, band: Sequence[tuple[float, float, float]]) -> str:
@@ -518,7 +502,8 @@ def _svg_band(frame: Frame, band: Sequence[tuple[float, float, float]]) -> str:
     """
     top = [f"{frame.x(step):.1f},{frame.y(high):.1f}" for step, _, high in band]
     bottom = [f"{frame.x(step):.1f},{frame.y(low):.1f}" for step, low, _ in reversed(band)]
-    return f'<polygon class="band" points="{" ".join(top + bottom)}"/>'
+    outline = " ".join(top + bottom)
+    return f'<polygon class="band" points="{outline}"/>'
 
 
 def _curve_lines(frame: Frame, points: Sequence[Point]) -> list[str]:
@@ -555,8 +540,8 @@ def moving_average(points: Sequence[Point]) -> list[Point]:
 
 def _svg_path(frame: Frame, points: Sequence[Point], style: str) -> str:
     """The SVG of a line through the points; `style` is its CSS class."""
-    spots = " ".join(f"{frame.x(step):.1f},{frame.y(value):.1f}" for step, value in points)
-    return f'<polyline class="{style}" points="{spots}"/>'
+    corners = " ".join(f"{frame.x(step):.1f},{frame.y(value):.1f}" for step, value in points)
+    return f'<polyline class="{style}" points="{corners}"/>'
 
 
 def _svg_mark(frame: Frame, mark: tuple[float, float, float, float]) -> str:
@@ -564,8 +549,10 @@ def _svg_mark(frame: Frame, mark: tuple[float, float, float, float]) -> str:
     vertical line for its interval."""
     step, low, value, high = mark
     centre_x, centre_y = frame.x(step), frame.y(value)
-    whisker = _svg_line("whisker", (centre_x, centre_x), (frame.y(low), frame.y(high)))
-    return whisker + f'<path class="mark" d="M{centre_x:.1f} {centre_y - 7:.1f}l7 7l-7 7l-7 -7z"/>'
+    interval = _svg_line("whisker", (centre_x, centre_x), (frame.y(low), frame.y(high)))
+    # From the top corner, 7 pixels above the centre, to the right, bottom and left corners.
+    outline = f"M{centre_x:.1f} {centre_y - 7:.1f}l7 7l-7 7l-7 -7z"
+    return f'{interval}<path class="mark" d="{outline}"/>'
 
 
 def _end_label(frame: Frame, curve: Curve) -> str:
@@ -592,9 +579,11 @@ def _line_end(curve: Curve) -> Point | None:
 
 
 def as_svg(parts: Sequence[str], width: int, height: int, label: str) -> Markup:
-    """The parts as one SVG element; `label` describes it to screen readers."""
-    head = (
+    """The `parts`, SVG elements as text, as one drawing of `width` by `height` pixels; `label`
+    describes it to screen readers."""
+    start_tag = (
         f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
         f'aria-label="{escape(label)}">'
     )
-    return Markup(head + "".join(parts) + "</svg>")  # every text inside was escaped above
+    # `Markup` marks it as safe HTML: the functions that made the parts have escaped their texts.
+    return Markup(start_tag + "".join(parts) + "</svg>")

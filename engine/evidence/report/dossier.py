@@ -214,9 +214,10 @@ def _model_hashes(model: JsonObject) -> list[tuple[str, str]]:
     `model` is the entry "model" of the manifest.
     """
     named_hashes = []
+    model_name = model.get("ref", "model")
     for name, digest in (model.get("files") or {}).items():
-        if str(name).endswith(".safetensors"):
-            named_hashes.append((f"{model.get('ref', 'model')} {name} (sha256)", str(digest)))
+        if str(name).endswith(".safetensors"):  # weights
+            named_hashes.append((f"{model_name} {name} (sha256)", str(digest)))
     for name, digest in (model.get("start_adapter") or {}).items():
         named_hashes.append((f"starting {name} (sha256)", str(digest)))
     return named_hashes
@@ -297,18 +298,18 @@ def lineage(home: Home, row: RunRow, config: RunConfig | None) -> list[Station]:
     if row.kind != "train":
         return _stations_of_evaluation(row, config)
     newest_first: list[Station] = []
-    # The model that the run of the previous round (its child) started from: a base model, or a
+    # The model that the child (the run of the round before) started from: a base model, or a
     # checkpoint of the run of this round, such as "r-1@step20".
-    start_ref = ""
-    for run in ancestry(home.run(row.run_id)):
+    child_start_ref = ""
+    for run in ancestry(home.run(row.run_id)):  # from this run back to the oldest
         run_row = _find_row(home, run.id)
         if run_row is None:
             break
-        _, _, checkpoint = start_ref.partition("@")
+        _, _, checkpoint = child_start_ref.partition("@")
         is_current = run.id == row.run_id
         newest_first.append(_training_station(run_row, checkpoint, current=is_current))
-        start_ref = started_from(run)
-    base = Station("base", start_ref, detail="base model")
+        child_start_ref = started_from(run)
+    base = Station("base", child_start_ref, detail="base model")
     return [base, *reversed(newest_first)]
 
 

@@ -47,8 +47,9 @@ def markdown_of(dossier: Dossier) -> str:
     If it would be longer, the last sections are left out and named at the end.
     """
     word, _ = outcome.headline(dossier)
-    chips = "; ".join(f"{name} {value}".strip() for name, value in dossier.labels)
-    head = f"# {_escaped(f'{dossier.row.run_id}: {word}')}\n\n{_escaped(chips)}."
+    title = _escaped(f"{dossier.row.run_id}: {word}")
+    labels = "; ".join(f"{name} {value}".strip() for name, value in dossier.labels)
+    head = f"# {title}\n\n{_escaped(labels)}."
     if dossier.note:
         head += f"\n\nNote: {_escaped(one_line(dossier.note, _NOTE_CHARS))}"
     return _joined_under_limit([head, *_section_texts(dossier, _REPORT)])
@@ -59,11 +60,12 @@ def card_of(dossier: Dossier) -> str:
 
     If it would exceed 10,000 characters, the last sections are left out and named at the end.
     """
+    # JSON is valid YAML, the language of the front matter.
     tags = json.dumps(["lora", "honesmith", dossier.row.algorithm])
     base = json.dumps(dossier.base)
-    front = f"---\nbase_model: {base}\nlibrary_name: peft\ntags: {tags}\n---"
+    front_matter = f"---\nbase_model: {base}\nlibrary_name: peft\ntags: {tags}\n---"
     head = f"# {_escaped(dossier.row.run_id)}\n\n{_escaped(origins.card_head(dossier))}"
-    return _joined_under_limit([front, head, *_section_texts(dossier, _CARD)])
+    return _joined_under_limit([front_matter, head, *_section_texts(dossier, _CARD)])
 
 
 def _section_texts(dossier: Dossier, builders: Iterable[BuildSection]) -> list[str]:
@@ -103,7 +105,7 @@ def _block_text(block: Block) -> str:
         case blocks.Table(heads=heads, rows=rows):
             return _table(heads, rows)
         case blocks.Facts(rows=rows, code=code):
-            return _bullet_list(_fact_text(name, value, code) for name, value in rows)
+            return _bullet_list(_fact_text(name, value, is_hash=code) for name, value in rows)
         case blocks.Shares():
             return _shares_text(block)
         case blocks.Skills(batteries=batteries):
@@ -137,16 +139,18 @@ def _shares_text(block: blocks.Shares) -> str:
 
 def _note_text(note: blocks.Note) -> str:
     """A note as Markdown, after its label if it has one, such as "timeout: the run was ended"."""
-    return _escaped(f"{note.label}: {note.text}" if note.label else note.text)
+    text = f"{note.label}: {note.text}" if note.label else note.text
+    return _escaped(text)
 
 
-def _fact_text(name: str, value: str, code: bool) -> str:
-    """A line "name: value". With `code` the value is a hash and is set in backticks."""
-    return f"{_escaped(name)}: " + (f"`{value}`" if code else _escaped(value))
+def _fact_text(name: str, value: str, *, is_hash: bool) -> str:
+    """A line "name: value" as Markdown; a hash is set in backticks."""
+    value_text = f"`{value}`" if is_hash else _escaped(value)
+    return f"{_escaped(name)}: {value_text}"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str | blocks.Tag | blocks.Cell]]) -> str:
-    """A table as Markdown.
+    """A table as Markdown: `heads` are the headings of its columns, `rows` have a cell for each.
 
     Columns that have neither a heading nor any text are left out: they hold drawings of the HTML
     page.
@@ -160,9 +164,10 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str | blocks.Tag | bloc
 
     def line_of(row: Sequence[str]) -> str:
         """A row of the table as "| a | b |"."""
-        return f"| {' | '.join(row[i] for i in columns)} |"
+        shown_cells = [row[index] for index in columns]
+        return f"| {' | '.join(shown_cells)} |"
 
-    rule = f"|{'---|' * len(columns)}"
+    rule = f"|{'---|' * len(columns)}"  # the line that Markdown wants below the headings
     return "\n".join([line_of(heads), rule, *(line_of(row) for row in cells)])
 
 
@@ -180,8 +185,8 @@ def _skills_table(batteries: Sequence[blocks.Battery]) -> str:
     heads = ("asked", "before", "after", "tasks", "right before", "lost", "")
     rows = []
     for battery in batteries:
-        right = battery.lost_of_right.right if battery.lost_of_right else ""
-        numbers = (battery.before, battery.after, battery.n, right, battery.lost)
+        right_before = battery.lost_of_right.right if battery.lost_of_right else ""
+        numbers = (battery.before, battery.after, battery.n, right_before, battery.lost)
         rows.append((battery.battery, *map(value_text, numbers), battery.verdict))
         for skill in battery.skills:
             lost = skill.lost_of_right  # tasks that were right before training and are wrong now
@@ -240,7 +245,7 @@ def _line_text(line: blocks.Line) -> str:
 def _escaped(text: str) -> str:
     """Untrusted text for one line of Markdown: its markup has no effect, line breaks become blanks,
     and it is safe in a table cell."""
-    return " ".join(_with_markup_escaped(text).split())
+    return " ".join(_with_markup_escaped(text).split())  # any run of white space as one blank
 
 
 def _with_markup_escaped(text: str) -> str:
@@ -257,7 +262,7 @@ def _joined_under_limit(texts: Sequence[str]) -> str:
     """
     joined = ""
     for index, text in enumerate(texts):
-        room = MOST_CHARS - len(joined) - _NOTICE_CHARS
+        room = MOST_CHARS - len(joined) - _NOTICE_CHARS  # in characters
         if len(text) > room:
             if index == 0 or room > _WORTH_CUTTING:
                 joined += _first_lines(text, room)
@@ -269,9 +274,11 @@ def _joined_under_limit(texts: Sequence[str]) -> str:
 
 
 def _left_out_sentence(texts: Sequence[str]) -> str:
-    """The sentence that names the texts that are not shown. Each text begins with its heading."""
+    """The sentence that names the texts that are not shown, by the first line of each, its
+    heading; cut to 100 characters."""
     headings = [text.partition("\n")[0].lstrip("# ") for text in texts]
-    return f"Left out for length: {', '.join(headings)[:100]}."
+    names = ", ".join(headings)[:100]
+    return f"Left out for length: {names}."
 
 
 def _first_lines(text: str, room: int) -> str:

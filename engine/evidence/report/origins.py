@@ -80,14 +80,13 @@ def _probe_row(probe: ProbeLine) -> tuple[str | Tag | Cell, ...]:
     Its cells: the kind, the mean reward as a number and as a bar, the share of rows that pay for
     it, the share of rows whose reference answer earns more ("" if not measured), and the verdict.
     """
-    # "Gold" is the reference answer.
-    gold_above = percent(probe.separated, digits=0) if probe.separated is not None else ""
+    reference_above = percent(probe.separated, digits=0) if probe.separated is not None else ""
     return (
         Cell(probe.probe, note=probe.what),
         value_text(probe.mean),
         Cell(share=probe.mean, mood=probe.verdict),
         percent(probe.paid, digits=0),
-        gold_above,
+        reference_above,
         Tag(probe.verdict),
     )
 
@@ -158,7 +157,9 @@ def _rescoring_text(scores: Mapping[str, object]) -> str:
     if not scores.get("scored"):
         return ""
     text = f"{differing_count(scores)} of {scores['scored']} earn another reward"
-    return f"{text}, and another one each time" if scores.get("wavering") else text
+    if scores.get("wavering"):  # how many got two different new rewards
+        text += ", and another one each time"
+    return text
 
 
 def contamination(dossier: Dossier) -> Section | None:
@@ -214,7 +215,8 @@ def _match_facts(sources: Sequence[SharedRows]) -> list[tuple[str, str]]:
 
 
 def _match_text(match: SharedPair) -> str:
-    """Where a held-out task stands, or which row is its twin."""
+    """Where the text of a held-out task stands, such as "in row t-12 (exact, prompt)", or which row
+    is its twin (asks the same task in other words or with other numbers)."""
     if match.kind in TWIN_KINDS:
         return f"has a twin in row {match.train} ({match.kind})"
     return f"in row {match.train} ({match.kind}, {match.part})"
@@ -275,7 +277,7 @@ def _estimate_figure(estimate: Estimate, hours_used: float | None) -> blocks.Fig
 
 
 def _estimate_facts(estimate: Estimate, hours_used: float | None) -> list[tuple[str, str]]:
-    """The facts of an estimate, as (name, value).
+    """The facts of an estimate, as (name, value): device time, its basis, peak memory.
 
     The money spent is included only if the price per hour and the hours used are known.
     """
@@ -370,7 +372,8 @@ def hashes(dossier: Dossier) -> Section | None:
 def _versions(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(name, version) of the software that ran the run; then ("machine", its hardware); then
     ("switched off", name and reason) for each fast path that does not work on the device."""
-    versions = [(str(name), str(value)) for name, value in (manifest.get("versions") or {}).items()]
+    recorded_versions = manifest.get("versions") or {}
+    versions = [(str(name), str(version)) for name, version in recorded_versions.items()]
     hardware = manifest.get("hardware")
     if hardware:
         machine = ", ".join(f"{name} {value_text(value)}" for name, value in hardware.items())

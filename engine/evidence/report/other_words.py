@@ -9,7 +9,7 @@ from engine.evidence.report.blocks import Block, Section, Tag
 from engine.evidence.report.dossier import Dossier
 from engine.evidence.robustness.robustness import KindResult, Robustness
 from engine.evidence.stats.results import show, show_change
-from engine.home.sanitize import clip
+from engine.home.sanitize import Redactor, clip
 from engine.records.lines.prompt_line import PromptLine
 
 _HEADS = (
@@ -56,14 +56,7 @@ def prompts(dossier: Dossier) -> Section | None:
     lines = PromptLine.read_all(dossier.run.prompts)
     if not lines:
         return None
-    rows = []
-    for line in lines:
-        texts = [f"{name}: {text}" for name, text in line.texts.items()]
-        rewards = (line.before, line.after, line.chosen_by)
-        numbers = ["" if value is None else significant(value) for value in rewards]
-        round_text = "its own" if line.round == 0 else str(line.round)
-        name = f"chosen: {line.env_id}" if line.env_id else round_text
-        rows.append((name, *numbers, clip(dossier.redact.text("; ".join(texts)), _PROMPT_CHARS)))
+    rows = [_prompt_row(line, dossier.redact) for line in lines]
     heads = ("round", "earned before", "earned with it", "on the tasks that choose", "prompt")
     table = blocks.Table(heads, rows, ("name", "num", "num", "num", "rest"), style="models")
     lead = (
@@ -74,10 +67,24 @@ def prompts(dossier: Dossier) -> Section | None:
     return Section(title="Prompts", short="Prompts", blocks=[table], lead=[lead])
 
 
-def _rows(dossier: Dossier, probed: Robustness) -> Sequence[Sequence[str | Tag]]:
-    """The table rows of one model, one for each kind of rewording."""
-    name = dossier.redact.text(probed.model)
-    return [(name, *_cells(kind)) for kind in probed.kinds]
+def _prompt_row(line: PromptLine, redact: Redactor) -> tuple[str, ...]:
+    """The table row of one prompt: its round, its mean rewards before, with it and on the tasks
+    that choose, and its texts without secrets, shortened."""
+    if line.env_id:  # the prompt that the search chose, and the version that has it
+        name = f"chosen: {line.env_id}"
+    else:
+        name = "its own" if line.round == 0 else str(line.round)
+    rewards = (line.before, line.after, line.chosen_by)
+    numbers = ["" if reward is None else significant(reward) for reward in rewards]
+    texts = "; ".join(f"{part}: {text}" for part, text in line.texts.items())
+    return (name, *numbers, clip(redact.text(texts), _PROMPT_CHARS))
+
+
+def _rows(dossier: Dossier, model_result: Robustness) -> Sequence[Sequence[str | Tag]]:
+    """The table rows of one model, one for each kind of rewording; `model_result` holds its results
+    on the reworded tasks."""
+    name = dossier.redact.text(model_result.model)
+    return [(name, *_cells(kind)) for kind in model_result.kinds]
 
 
 def _cells(kind: KindResult) -> tuple[str | Tag, ...]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from engine.evidence.report import blocks, charts
 from engine.evidence.report.blocks import Block, Note, Section, Tag
 from engine.evidence.report.dossier import Dossier
+from engine.evidence.report.values import signed
 from engine.evidence.stats.results import TEST, Level, Measure, show, show_change
 from engine.evidence.verdict.comparison import Comparison
 from engine.evidence.verdict.flips import FlipExample
@@ -62,7 +63,8 @@ def verdict(dossier: Dossier) -> Section:
 
 
 def _change_blocks(dossier: Dossier, comparison: Comparison, measure: Measure) -> list[Block]:
-    """The measured change: a drawing, and a table of its numbers."""
+    """The blocks on the measured change: a drawing, and a table of its numbers. `measure` is what
+    was compared, such as "success"."""
     heads = ("", "value", "95 % interval, or why")
     rows = _figures(dossier, comparison, measure)
     return [_effect_figure(comparison, measure), blocks.Table(heads, rows, style="figures")]
@@ -75,7 +77,8 @@ def _summary(dossier: Dossier, word: str) -> str:
     """
     summary = dossier.verdict.summary
     if dossier.row.state not in TERMINAL:
-        text = f"No verdict yet: {dossier.verdict.comparison.reason or 'the run goes on'}."
+        reason = dossier.verdict.comparison.reason or "the run goes on"
+        text = f"No verdict yet: {reason}."
     elif summary.startswith(f"{word}: "):
         text = sentence_case(summary.removeprefix(f"{word}: "))
     else:  # the word may follow the run's id, as in "r-1: Better: ..."
@@ -95,7 +98,7 @@ def _effect_figure(comparison: Comparison, measure: Measure) -> blocks.Figure:
     `measure` is what `comparison` compares; it decides how numbers are written.
     """
     effect = _effect(comparison, measure)
-    label = f"Change {charts.signed(effect.value, effect.is_share)}, 95 % interval"
+    label = f"Change {signed(effect.value, effect.is_share)}, 95 % interval"
     interval = f"{show_change(effect.low, measure)} to {show_change(effect.high, measure)}"
     # The box of the verdict has more padding than other boxes: 30 pixels, on a phone 20.
     return blocks.Figure(
@@ -121,7 +124,8 @@ def _effect(comparison: Comparison, measure: Measure) -> charts.Effect:
 
 
 def _without_sign(change: float | None, measure: Measure) -> str:
-    """The size of a change that is not negative, such as "5.0 points" or "0.02"."""
+    """The size of a change that is not negative, as text: "5.0 points" for success, "0.02" for a
+    reward or a loss, "?" (with the unit) for None."""
     text = show_change(change, measure).removeprefix("+")
     return f"{text} points" if measure == "success" else text
 
@@ -137,18 +141,19 @@ def _figures(
     all of them if dev tasks chose it.
     """
     outcome, sides = comparison.outcome, dossier.sides
-    reports_on_half = sides is not None and sides.half == TEST
-    tasks_remark = (
-        "reported on the half that chose nothing" if reports_on_half else "paired by task"
-    )
     if sides is not None and sides.dev:
         tasks_remark = "all held-out tasks: dev tasks chose the checkpoint"
+    elif sides is not None and sides.half == TEST:
+        tasks_remark = "reported on the half that chose nothing"
+    else:
+        tasks_remark = "paired by task"
     test_name, _, _ = outcome.method.partition(",")  # the rest names the kind of interval
     smallest_change = _without_sign(outcome.detectable, measure)
     return [
         *_level_figures(dossier, comparison, measure),
         ("tasks", str(outcome.n), tasks_remark),
         ("chance of this if equal", _p_text(outcome.p), test_name),
+        # At the power of 80 % that the statistics assume.
         ("smallest visible change", smallest_change, "found 4 times in 5"),
     ]
 
@@ -168,8 +173,9 @@ def _level_figures(
     """
     sides = dossier.sides
     names = (sides.before_name, sides.after_name) if sides else ("before", "after")
+    levels = (comparison.before, comparison.after)
     figures = []
-    for name, level in zip(names, (comparison.before, comparison.after), strict=True):
+    for name, level in zip(names, levels, strict=True):
         if level is not None:
             remark = _interval_text(level.low, level.high, measure)
             if level.errors:
@@ -207,7 +213,8 @@ def _end_notes(dossier: Dossier) -> list[Note]:
     if dossier.failure_evidence:
         reason += f" ({dossier.failure_evidence})"
     mood = "fail" if ended_badly else "plain"
-    return [Note(clip(reason, _REASON_CHARS), mood, label=row.reason_kind or row.state)]
+    label = row.reason_kind or row.state
+    return [Note(clip(reason, _REASON_CHARS), mood=mood, label=label)]
 
 
 def _hint_notes(dossier: Dossier) -> list[Note]:
@@ -217,7 +224,7 @@ def _hint_notes(dossier: Dossier) -> list[Note]:
         return []
     latest = dossier.run.latest_checkpoint()
     checkpoint = f"Last complete checkpoint: {latest.name if latest else 'none'}."
-    return [Note(f"{clip(hint_text, _REASON_CHARS)} {checkpoint}", "plain")]
+    return [Note(f"{clip(hint_text, _REASON_CHARS)} {checkpoint}", mood="plain")]
 
 
 def _expectation_notes(dossier: Dossier) -> list[Note]:
@@ -226,10 +233,10 @@ def _expectation_notes(dossier: Dossier) -> list[Note]:
     training = dossier.verdict.training
     if training is None or not training.expected:
         return []
-    results = {True: "and so it came", False: "and it came otherwise", None: "still open"}
+    endings = {True: "and so it came", False: "and it came otherwise", None: "still open"}
     expected = training.expected.replace("_", " ")
-    result = results[training.as_expected]
-    return [Note(f"Expected beforehand: {expected}; {result}.", "plain")]
+    ending = endings[training.as_expected]
+    return [Note(f"Expected beforehand: {expected}; {ending}.", mood="plain")]
 
 
 def models(dossier: Dossier) -> Section | None:
@@ -366,14 +373,16 @@ def _solved_twice(dossier: Dossier) -> int | None:
     Returns None if a task has several attempts, of which some may be right and others wrong.
     """
     sides = dossier.sides
-    # As many rows as tasks means one attempt at each.
-    if sides is None or len({row.task for row in sides.before}) != len(sides.before):
+    if sides is None:
+        return None
+    task_count = len({row.task for row in sides.before})
+    if task_count != len(sides.before):  # more rows than tasks: several attempts
         return None
     return len(_solved_tasks(sides.before) & _solved_tasks(sides.after))
 
 
 def _solved_tasks(rows: Sequence[EvaluationRow]) -> set[str]:
-    """The ids of the tasks that were solved."""
+    """The ids of the tasks that were solved in at least one of these rows."""
     return {row.task for row in rows if not row.error and row.success}
 
 

@@ -7,7 +7,8 @@ from engine.evidence.report import blocks, charts, stacked
 from engine.evidence.report.dossier import Dossier
 from engine.evidence.stats.results import TEST
 from engine.evidence.verdict.holdout_reuse import HoldoutUse
-from engine.home.halves import choosing
+from engine.evidence.verdict.sides import checkpoint_step
+from engine.home.halves import ChoosingHalf, choosing
 from engine.records.lines.curves import main_columns, short, spark
 
 _SMALL_CHARTS = 9  # most small charts that are drawn
@@ -45,21 +46,9 @@ def _held_out_line(dossier: Dossier) -> str:
     """The sentences on what the held-out tasks decide in this run, and how often they were used to
     choose.
 
-    The second part is left out if they were never used, or if there is no training verdict.
+    The second part is left out if they were never used, and for an evaluation.
     """
-    half_text = ""
-    choosing_half = choosing(dossier.run)
-    if choosing_half:
-        half_text = f" ({choosing_half.tasks} of {choosing_half.of}, which the curves below are of)"
-    text = (
-        "What the held-out tasks said while it trained. The best checkpoint is chosen on one half "
-        f"of them{half_text} and reported on the other."
-    )
-    if choosing_half and choosing_half.side == "dev":
-        text = (
-            f"The best checkpoint is chosen on {choosing_half.tasks} dev tasks, which the curves "
-            "below are of, and reported on the held-out tasks, which chose nothing."
-        )
+    text = _choice_text(choosing(dossier.run))
     training = dossier.verdict.training
     if training is None or not training.holdout_use.total:
         return text
@@ -67,6 +56,26 @@ def _held_out_line(dossier: Dossier) -> str:
     return (
         f"{text} These held-out tasks have been used to choose {holdout_use.total} times up to "
         f"this run: {_uses_text(holdout_use)}."
+    )
+
+
+def _choice_text(choosing_half: ChoosingHalf | None) -> str:
+    """The sentences on which tasks choose the best checkpoint, and on which it is reported.
+
+    `choosing_half` are the tasks that choose: dev tasks, or one half of the held-out tasks. None if
+    their number is not known.
+    """
+    if choosing_half and choosing_half.side == "dev":
+        return (
+            f"The best checkpoint is chosen on {choosing_half.tasks} dev tasks, which the curves "
+            "below are of, and reported on the held-out tasks, which chose nothing."
+        )
+    half_text = ""
+    if choosing_half:
+        half_text = f" ({choosing_half.tasks} of {choosing_half.of}, which the curves below are of)"
+    return (
+        "What the held-out tasks said while it trained. The best checkpoint is chosen on one half "
+        f"of them{half_text} and reported on the other."
     )
 
 
@@ -120,12 +129,8 @@ def _held_out_curve(dossier: Dossier, is_share: bool) -> charts.Curve:
 
 def _best_step(dossier: Dossier) -> int | None:
     """The step of the run's best checkpoint; None if there is none."""
-    checkpoint = dossier.run.resolve_checkpoint("best")
-    if checkpoint is None:
-        return None
-    # A checkpoint's folder is named after its step, as in step_000020.
-    _, _, digits = checkpoint.name.rpartition("_")
-    return int(digits)
+    folder = dossier.run.resolve_checkpoint("best")
+    return None if folder is None else checkpoint_step(folder)
 
 
 def _legend(curve: charts.Curve) -> list[tuple[str, str]]:
@@ -172,7 +177,7 @@ def _held_out_name(dossier: Dossier) -> str:
 
     Without a verdict it is the first of success, reward and loss that was measured; "" if none was.
     """
-    measure = dossier.comparison.measure if dossier.comparison else None
+    measure = dossier.comparison.measure if dossier.comparison else None  # of the verdict
     if measure:
         return f"heldout_{measure}"
     for name in ("heldout_success", "heldout_reward", "heldout_loss"):
@@ -186,28 +191,29 @@ def _small_charts(dossier: Dossier) -> list[blocks.Panel]:
 
     At most `_SMALL_CHARTS` of them. A metric with fewer than two values gets none.
     """
-    # The main chart shows the held-out results already.
-    left_out = {_held_out_name(dossier), "heldout_reward"}
-    names = [name for name in dossier.metrics.columns if name not in left_out]
-    main_names = main_columns(names, limit=len(names))  # all: some may have no curve to draw
-    curves_by_name = {name: dossier.metrics.curve(name) for name in main_names}
-    # A line needs two points.
-    names_to_draw = [name for name, points in curves_by_name.items() if len(points) > 1]
-    return [_small_chart(name, curves_by_name[name]) for name in names_to_draw[:_SMALL_CHARTS]]
+    in_large_chart = {_held_out_name(dossier), "heldout_reward"}
+    names = [name for name in dossier.metrics.columns if name not in in_large_chart]
+    panels = []
+    for name in main_columns(names, limit=len(names)):  # all: some may have no curve to draw
+        points = dossier.metrics.curve(name)
+        if len(points) > 1:  # a line needs two
+            panels.append(_small_chart(name, points))
+    return panels[:_SMALL_CHARTS]
 
 
 def _small_chart(name: str, points: Sequence[charts.Point]) -> blocks.Panel:
     """A small chart of one metric, given as (step, value), below a sentence on what the metric
     means."""
-    metric = METRICS.get(name)
+    metric = METRICS.get(name)  # None for a metric that the engine does not define
     is_share = metric is not None and metric.unit == "share"
     curve = charts.Curve(points, is_share=is_share, from_zero=is_share)
-    meaning = metric.meaning.replace("`", "") if metric else _meaning_of_other(name)
+    # Without the backticks, which mark names in Markdown.
+    meaning = metric.meaning.replace("`", "") if metric else _meaning_of_env_metric(name)
     drawing = blocks.Figure(charts.line_chart(curve, charts.NARROW, height=200, label=name))
     return blocks.Panel([blocks.Paragraph([meaning]), drawing], title=name)
 
 
-def _meaning_of_other(name: str) -> str:
+def _meaning_of_env_metric(name: str) -> str:
     """The meaning of a metric that the engine does not define, as it comes from the environment.
     With the prefix "heldout_" it is measured on the held-out tasks that choose the checkpoint."""
     if name.startswith("heldout_"):

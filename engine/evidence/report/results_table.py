@@ -139,7 +139,7 @@ def _table_row(answer: EvaluationRow, task: TaskRow, redact: Redactor) -> dict[s
     `task` is the task that was answered; {} if the environment is gone.
     """
     prompt = answer.prompt or task.get("prompt") or []
-    row: dict[str, Cell] = {
+    row: dict[str, Cell] = {  # the texts without secrets
         "split": task.get("split"),
         "half": answer.half,
         "task": answer.task,
@@ -179,9 +179,9 @@ def _column_types(rows: Iterable[Mapping[str, Cell]]) -> dict[str, type]:
     the latter two sorted by name."""
     all_names = {name for row in rows for name in row}
     optional_names = sorted(all_names - set(COLUMNS))
-    metrics = {name: float for name in optional_names if name.startswith("metrics.")}
-    metadata = {name: str for name in optional_names if name not in metrics}
-    return {**COLUMNS, **metrics, **metadata}
+    metric_types = {name: float for name in optional_names if name.startswith("metrics.")}
+    metadata_types = {name: str for name in optional_names if name not in metric_types}
+    return {**COLUMNS, **metric_types, **metadata_types}
 
 
 def _as_csv(rows: Iterable[Mapping[str, Cell]], columns: Mapping[str, type]) -> bytes:
@@ -192,7 +192,7 @@ def _as_csv(rows: Iterable[Mapping[str, Cell]], columns: Mapping[str, type]) -> 
     writer.writerow(columns)
     for row in rows:
         writer.writerow([_csv_cell(row.get(name)) for name in columns])
-    return text.getvalue().encode("utf-8", "replace")
+    return text.getvalue().encode("utf-8", "replace")  # a lone surrogate becomes "?"
 
 
 def _csv_cell(value: Cell) -> Cell:
@@ -218,13 +218,13 @@ def _as_parquet(rows: Sequence[Mapping[str, Cell]], columns: Mapping[str, type])
             hint=Hint("Install honesmith[data], or write --csv."),
             field="parquet",
         ) from error
-    types = {
+    arrow_types = {
         str: pyarrow.string(),
         float: pyarrow.float64(),
         int: pyarrow.int64(),
         bool: pyarrow.bool_(),
     }
-    schema = pyarrow.schema([(name, types[kind]) for name, kind in columns.items()])
+    schema = pyarrow.schema([(name, arrow_types[kind]) for name, kind in columns.items()])
     cells = {name: [_storable(row.get(name)) for row in rows] for name in columns}
     table = pyarrow.table(cells, schema=schema)
     buffer = io.BytesIO()
@@ -233,8 +233,8 @@ def _as_parquet(rows: Sequence[Mapping[str, Cell]], columns: Mapping[str, type])
 
 
 def _storable(value: Cell) -> Cell:
-    """A value with lone surrogates replaced by "?", because the UTF-8 of parquet cannot hold
-    them."""
+    """A value that parquet can store: in a text, lone surrogates are replaced by "?", because UTF-8
+    cannot hold them."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
@@ -243,13 +243,14 @@ def _replace_file(path: Path, content: bytes) -> None:
 
     Raises UserError BAD_ARGUMENT if it cannot be written.
     """
+    # With the id of this process in its name, so that two writers do not share a temporary file.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(content)
         temporary.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the first error is the one to report
             temporary.unlink(missing_ok=True)
         raise UserError(
             "BAD_ARGUMENT", f"{path} cannot be written: {error.strerror}", field="path"

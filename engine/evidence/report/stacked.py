@@ -71,8 +71,8 @@ def _areas(frame: charts.Frame, steps: Sequence[_Shares]) -> list[str]:
         upper_edge = []
         for (step, height), (_, share) in zip(lower_edge, smoothed_shares, strict=True):
             upper_edge.append((step, height + share))
-        points = _points(frame, [*upper_edge, *reversed(lower_edge)])
-        polygons.append(f'<polygon class="k-{kind}" points="{points}"/>')
+        outline = [*upper_edge, *reversed(lower_edge)]
+        polygons.append(f'<polygon class="k-{kind}" points="{_points(frame, outline)}"/>')
         lower_edge = upper_edge
     return polygons
 
@@ -80,6 +80,8 @@ def _areas(frame: charts.Frame, steps: Sequence[_Shares]) -> list[str]:
 def _points(frame: charts.Frame, outline: Sequence[tuple[float, float]]) -> str:
     """An outline of (step, height) as text for the SVG attribute `points`, such as "40.0,180.0
     52.5,91.0"."""
-    return " ".join(  # at most 1, because rounding may lift the sum of the shares above it
-        f"{frame.x(step):.1f},{frame.y(min(height, 1.0)):.1f}" for step, height in outline
-    )
+    points = []
+    for step, height in outline:
+        height = min(height, 1.0)  # rounding may lift the sum of the shares above 1
+        points.append(f"{frame.x(step):.1f},{frame.y(height):.1f}")
+    return " ".join(points)

@@ -37,17 +37,19 @@ def probe_calls(run: RunDir, config: RunConfig | None) -> list[Call]:
 
 
 def reworded_better(home: Home, env_id: str, model: str) -> list[str]:
-    """That the newest evaluation of `model` on a version in other words was better in them, as a
-    list of one sentence; [] where it was not, and where nobody asked it so."""
+    """The sentence that `model` was better on reworded tasks than on the tasks as they are, by its
+    newest evaluation on the version `env_id` that reworded them; a list of one.
+
+    Returns [] if it was not better, or if no evaluation asked it reworded tasks.
+    """
     with Store(home) as store:
-        rows = store.list_runs(_LOOK_BACK, states=["done"], kind="evaluate")
+        rows = store.list_runs(_LOOK_BACK, states=["done"], kind="evaluate")  # the newest first
     for row in rows:
         if row.env_id != env_id:
             continue
         run = home.run(row.run_id)
-        config = run.find_config()
-        probed = robustness_of(run, config, redactor_for(home, None))
-        of_model = [result for result in probed if result.model == model]
-        if of_model:
-            return reworded_better_sentences(of_model)
+        all_results = robustness_of(run, run.find_config(), redactor_for(home, None))
+        results = [result for result in all_results if result.model == model]
+        if results:
+            return reworded_better_sentences(results)
     return []

@@ -94,9 +94,10 @@ class KindResult:
         before, after = show(outcome.before, measure), show(outcome.after, measure)
         low, high = show_change(outcome.low, measure), show_change(outcome.high, measure)
         unit = " points" if measure == "success" else ""
+        interval = f"{low} to {high}{unit}"
         return (
-            f"{self.label}: {before} -> {after} (95 % interval of the change {low} to {high}"
-            f"{unit}), {self.word}"
+            f"{self.label}: {before} -> {after} (95 % interval of the change {interval}), "
+            f"{self.word}"
         )
 
     def to_json(self) -> dict[str, object]:
@@ -146,7 +147,8 @@ class Robustness:
 
     @property
     def improved(self) -> list[KindResult]:
-        """The kinds of other words in which it is significantly better."""
+        """The kinds of rewording in which the model is significantly better than on the tasks as
+        they are."""
         return [kind for kind in self.kinds if kind.word == "improved"]
 
     def to_json(self) -> dict[str, object]:
@@ -169,13 +171,14 @@ def fragile_sentences(probed: Sequence[Robustness]) -> list[str]:
 
 
 def remarks_on(probed: Sequence[Robustness]) -> list[str]:
-    """What an evaluation warns of: models that are worse in other words, and better ones."""
+    """The warnings of an evaluation about reworded tasks: a sentence for each model that is
+    significantly worse on them, then one for each that is better."""
     return [*fragile_sentences(probed), *reworded_better_sentences(probed)]
 
 
 def reworded_better_sentences(probed: Sequence[Robustness]) -> list[str]:
-    """That a model is better in other words, with what to try before its weights are changed, a
-    sentence for each such model."""
+    """A sentence for each model that is significantly better on reworded tasks: another prompt may
+    do, without a change of its weights."""
     sentences = []
     for result in probed:
         if result.improved:
@@ -202,11 +205,12 @@ def robustness_of(
     reworded_kinds = RewordedKind.read_all(run.reworded_kinds)
     if not reworded_kinds:
         return []
+    left_out_ids = set(left_out)
     results: list[Robustness] = []
     for index, model in enumerate(config.models):
         if run.model_evals(index).exists():
             kinds = [
-                _kind_result(run, index, kind, redact, set(left_out)) for kind in reworded_kinds
+                _kind_result(run, index, kind, redact, left_out_ids) for kind in reworded_kinds
             ]
             results.append(Robustness(model.ref, kinds))
     return _corrected(results)
@@ -280,9 +284,8 @@ def _corrected(results: Sequence[Robustness]) -> list[Robustness]:
         for kind in model.kinds:
             if kind.outcome is not None and kind.outcome.p is not None:
                 outcome = replace(kind.outcome, p=next(corrected_p_values))
-                kind = replace(
-                    kind, word=_word_after_correction(kind.word, outcome), outcome=outcome
-                )
+                word = _word_after_correction(kind.word, outcome)
+                kind = replace(kind, word=word, outcome=outcome)
             kinds.append(kind)
         corrected_results.append(replace(model, kinds=kinds))
     return corrected_results
@@ -307,18 +310,22 @@ def _worse_examples(
     # A later key overwrites an earlier one, so going backwards keeps the first attempt at a task.
     first_plain = {row.task: row for row in reversed(plain)}
     first_reworded = {row.task: row for row in reversed(reworded)}
+
+    def shown(text: str) -> str:
+        """The text without secrets, shortened to `_CHARS` characters."""
+        return clip(redact.text(text), _CHARS)
+
     worse_tasks = [task for task in outcome.lost if task in first_plain and task in first_reworded]
     flips = []
     for task in worse_tasks[:_EXAMPLES]:
         plain_row, reworded_row = first_plain[task], first_reworded[task]
-        flips.append(
-            Flip(
-                task=redact.text(task)[:_CHARS],
-                asked=clip(redact.text(_tools_and_prompt(reworded_row)), _CHARS),
-                before=clip(redact.text(answer_text(plain_row)), _CHARS),
-                after=clip(redact.text(answer_text(reworded_row)), _CHARS),
-            )
+        flip = Flip(
+            task=redact.text(task)[:_CHARS],
+            asked=shown(_tools_and_prompt(reworded_row)),
+            before=shown(answer_text(plain_row)),
+            after=shown(answer_text(reworded_row)),
         )
+        flips.append(flip)
     return flips
 
 

@@ -88,4 +88,5 @@ def quantile(values: Sequence[float], share: float) -> float:
     position = share * (len(ascending) - 1)  # e.g. 1.5: halfway between the second and the third
     below = int(position)
     above = min(below + 1, len(ascending) - 1)
-    return ascending[below] + (position - below) * (ascending[above] - ascending[below])
+    step = ascending[above] - ascending[below]
+    return ascending[below] + (position - below) * step

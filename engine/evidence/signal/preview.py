@@ -82,7 +82,8 @@ class SignalPreview:
     def sentence(self) -> str:
         """The preview in words: "Of 64 groups 31% differ by the old reward and 58% by the new one
         (+27 points, +19 to +35)", followed by the kinds of the groups that do not differ."""
-        before, after, change = self.before, self.after, self.effective
+        before, after = self.before, self.after
+        change = self.effective  # of the share of groups whose rewards differ
         points = f"{100 * change.change:+.0f} points"
         interval = f"{100 * change.low:+.0f} to {100 * change.high:+.0f}"
         return (
@@ -103,7 +104,8 @@ class _Group:
 
     def rewards(self, *, new: bool) -> list[float]:
         """The reward of each answer: the new reward, or with `new=False` the old one."""
-        return [(row.reward if new else row.reward_before) or 0.0 for row in self.rows]
+        rewards = [row.reward if new else row.reward_before for row in self.rows]
+        return [reward or 0.0 for reward in rewards]  # a missing reward counts as 0
 
     def solved(self, *, new: bool) -> list[bool]:
         """Whether each answer is right by the new score, or with `new=False` by the old one."""

@@ -10,4 +10,5 @@ the other folders of the evidence; start with `inference.py` and `results.py`.
     results.py        evaluation rows as sides that can be compared
     text_metrics.py   what can be measured on answers as text
     thresholds.py     when a detector speaks, each number with its reason
+    trends.py         what the values of a run's steps show: recent mean, trend, lasting faults
 """

@@ -62,11 +62,13 @@ def change_of_pass_at_k(before: Side, after: Side) -> PassAtK | None:
     k = min(attempts_of_tasks, default=0)
     if k < 2:
         return None
-    changes = {
-        task: _pass_at_k_of_task(after.values[task], k) - _pass_at_k_of_task(before.values[task], k)
-        for task in shared_tasks
-    }
-    return _mean_over_tasks(k, changes, {**after.groups, **before.groups}, _interval_of_changes)
+    changes: dict[str, float] = {}
+    for task in shared_tasks:
+        chance_before = _pass_at_k_of_task(before.values[task], k)
+        chance_after = _pass_at_k_of_task(after.values[task], k)
+        changes[task] = chance_after - chance_before
+    groups = {**after.groups, **before.groups}
+    return _mean_over_tasks(k, changes, groups, _interval_of_changes)
 
 
 def _fewest_attempts(results: Side) -> int:
@@ -79,13 +81,15 @@ def _ks_to_report(attempts: int) -> list[int]:
     itself. Returns [] if there are fewer than 2 attempts."""
     if attempts < 2:
         return []
-    powers_of_two = {2**i for i in range(1, attempts.bit_length()) if 2**i <= attempts}
+    powers_of_two = {2**exponent for exponent in range(1, attempts.bit_length())}
     return sorted(powers_of_two | {attempts})
 
 
 def _pass_at_k_of_task(successes: Sequence[float], k: int) -> float:
-    """pass@k of one task, from the success (0 or 1) of each of its attempts."""
-    return pass_at_k(len(successes), round(math.fsum(successes)), k)
+    """pass@k of one task, the chance that one of `k` attempts is right, from the success (0 or 1)
+    of each of its attempts."""
+    correct = round(math.fsum(successes))
+    return pass_at_k(len(successes), correct, k)
 
 
 def _mean_over_tasks(

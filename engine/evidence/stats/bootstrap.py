@@ -108,8 +108,11 @@ def deviation_of_changes(changes: Sequence[float], mean: float, span: float) -> 
     If all tasks changed by the same amount it would be 0, which would mean that any change can be
     detected. Then it is computed as if one more task had changed by `span` more than the others.
     """
-    variance = math.fsum((change - mean) ** 2 for change in changes) / max(1, len(changes) - 1)
-    return span / math.sqrt(len(changes) + 1) if variance == 0.0 else math.sqrt(variance)
+    squared_deviations = math.fsum((change - mean) ** 2 for change in changes)
+    variance = squared_deviations / max(1, len(changes) - 1)
+    if variance == 0.0:
+        return span / math.sqrt(len(changes) + 1)
+    return math.sqrt(variance)
 
 
 def _expanded_percentile(
@@ -148,11 +151,12 @@ def _without_spread(difference: float, task_count: int) -> Bootstrap:
 
 
 def _means_of_tasks(values_by_task: Mapping[str, Sequence[float]]) -> list[float]:
-    """The mean of each task's values, in the order of the task ids."""
-    return [
-        math.fsum(values_by_task[task]) / len(values_by_task[task])
-        for task in sorted(values_by_task)
-    ]
+    """The mean of each task's values, in the alphabetical order of the task ids."""
+    means = []
+    for task in sorted(values_by_task):
+        values = values_by_task[task]
+        means.append(math.fsum(values) / len(values))
+    return means
 
 
 def _drawn_means(values: Sequence[float], seed: int, resamples: int) -> list[float]:
@@ -173,15 +177,17 @@ def _share_below_zero(drawn_means: Sequence[float]) -> float:
     finite number of resamples cannot show a p of 0.
     """
     resamples = len(drawn_means)
-    negative = sum(mean < 0.0 for mean in drawn_means)
-    below_zero = negative + 0.5 * sum(mean == 0.0 for mean in drawn_means)
+    negative_count = sum(mean < 0.0 for mean in drawn_means)
+    zero_count = sum(mean == 0.0 for mean in drawn_means)
+    below_zero = negative_count + 0.5 * zero_count
     return min(max(below_zero, 0.5), resamples - 0.5) / resamples
 
 
 def _quantile(sorted_values: Sequence[float], share: float) -> float:
     """The quantile of sorted values at `share` (0 to 1), interpolated linearly between two
     values."""
-    position = share * (len(sorted_values) - 1)
+    position = share * (len(sorted_values) - 1)  # such as 1.5: halfway between two values
     below = int(position)
     above = min(below + 1, len(sorted_values) - 1)
-    return sorted_values[below] + (position - below) * (sorted_values[above] - sorted_values[below])
+    step = sorted_values[above] - sorted_values[below]
+    return sorted_values[below] + (position - below) * step

@@ -36,14 +36,16 @@ class ExamSize:
 
     @staticmethod
     def of(group_of_task: Mapping[str, str]) -> "ExamSize":
-        """The size of the tasks; `group_of_task` is task -> its group, "" for none."""
-        clusters = Clusters.from_groups(group_of_task, group_of_task)
-        count = len(group_of_task)
-        if clusters is None:
-            return ExamSize(count, 0, count)
-        # Equal values: nothing shows yet that the tasks of a group differ in what they show.
-        effect = clusters.design_effect(dict.fromkeys(group_of_task, 0.0))
-        return ExamSize(count, clusters.count, count / effect)
+        """The size of an exam; `group_of_task` maps the id of each task to its group, "" for
+        none."""
+        clusters = Clusters.from_groups(tasks=group_of_task, groups=group_of_task)
+        task_count = len(group_of_task)
+        if clusters is None:  # no two tasks share a group
+            return ExamSize(task_count, groups=0, independent=task_count)
+        # There are no results yet. Equal values stand for tasks of a group that change together.
+        no_results = dict.fromkeys(group_of_task, 0.0)
+        design_effect = clusters.design_effect(no_results)
+        return ExamSize(task_count, clusters.count, independent=task_count / design_effect)
 
     def gap(self, changed_share: float = CHANGED_SHARE) -> float:
         """The smallest difference of two success rates that shows with the usual power, from 0 to
@@ -54,16 +56,18 @@ class ExamSize:
         """Say what the tasks can show, for example "100 tasks show a difference of 14 points or
         more (80 % power)".
 
-        Groups add their number and what would show if they were none.
+        With groups it also says how many there are, and what would show without them.
+        `changed_share` is the share of the tasks whose result changes, from 0 to 1.
         """
-        shown = f"show a difference of {points(self.gap(changed_share))} or more"
+        ability = f"show a difference of {points(self.gap(changed_share))} or more"
         power = f"{whole_percent(POWER)} power"
         if not self.groups:
-            return f"{self.tasks} tasks {shown} ({power})"
-        alone = ExamSize(self.tasks, 0, self.tasks).gap(changed_share)
+            return f"{self.tasks} tasks {ability} ({power})"
+        without_groups = ExamSize(self.tasks, groups=0, independent=self.tasks)
+        gap_without_groups = points(without_groups.gap(changed_share))
         return (
             f"{self.tasks} tasks in {self.groups} groups count like {self.independent:.0f} and "
-            f"{shown} ({power}; {points(alone)} if the tasks of a group change one by one)"
+            f"{ability} ({power}; {gap_without_groups} if the tasks of a group change one by one)"
         )
 
 

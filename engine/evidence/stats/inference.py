@@ -82,8 +82,11 @@ def mcnemar_midp(gained: int, lost: int) -> float:
     fewer = min(gained, lost)
     if changed == 0:
         return 1.0
+    # Without a difference, a changed pair changes in either direction with probability 0.5.
     chance_of_this = math.exp(log_binomial(fewer, changed, 0.5))
-    return min(1.0, 2.0 * binomial_cdf(fewer, changed, 0.5) - chance_of_this)
+    exact_p = 2.0 * binomial_cdf(fewer, changed, 0.5)
+    # The exact p counts the outcome in both tails; half of it is taken off in each.
+    return min(1.0, exact_p - chance_of_this)
 
 
 def tango_interval(gained: float, lost: float, tasks: float, confidence: float = 0.95) -> Interval:
@@ -114,7 +117,7 @@ def _tango_score(gained: float, lost: float, tasks: float, delta: float) -> floa
     """
     lost_rate = _likeliest_lost_rate(gained, lost, tasks, delta)
     variance = tasks * (2.0 * lost_rate + delta * (1.0 - delta))
-    gap = gained - lost - tasks * delta
+    gap = gained - lost - tasks * delta  # observed minus expected
     if variance <= 0.0:  # under the hypothesis one result is certain: this one (gap 0) or another
         return 0.0 if gap == 0.0 else math.copysign(math.inf, gap)
     return gap / math.sqrt(variance)
@@ -166,7 +169,8 @@ def smallest_detectable_gap(
         return 1.0
     discordant_share = (discordant + 1) / (tasks + 1)
     # k tasks gained and none lost have a mid-p value of 0.5**k; this is the first k within alpha.
-    least_gap = math.ceil(math.log(alpha) / math.log(0.5)) / tasks
+    fewest_gained = math.ceil(math.log(alpha) / math.log(0.5))
+    least_gap = fewest_gained / tasks
     low, high = 0.0, 1.0
     for _ in range(60):  # halves the interval down to the precision of a float
         middle = 0.5 * (low + high)
@@ -226,16 +230,19 @@ def smallest_detectable_mean(
     """
     if n <= 1:
         return math.inf
-    return (normal_quantile(1.0 - alpha / 2.0) + normal_quantile(power)) * sd / math.sqrt(n)
+    z_alpha, z_power = normal_quantile(1.0 - alpha / 2.0), normal_quantile(power)
+    return (z_alpha + z_power) * sd / math.sqrt(n)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Correct the p values of several tests for their number, by Holm (1979). The order is kept."""
-    ascending_order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    adjusted_p_values = [0.0] * len(p_values)
+    test_count = len(p_values)
+    ascending_order = sorted(range(test_count), key=lambda index: p_values[index])
+    adjusted_p_values = [0.0] * test_count
     largest = 0.0  # so far: an adjusted p is never below that of a smaller p
     for rank, index in enumerate(ascending_order):
-        largest = max(largest, (len(p_values) - rank) * p_values[index])
+        # The smallest p is multiplied by the number of tests, the next one by one less, and so on.
+        largest = max(largest, (test_count - rank) * p_values[index])
         adjusted_p_values[index] = min(1.0, largest)
     return adjusted_p_values
 
@@ -425,7 +432,7 @@ class _Test(DifferenceTest):
 
 def _shared_tasks(before: Side, after: Side) -> list[str]:
     """The ids of the tasks that have values on both sides, sorted."""
-    # A side may list a task without any value.
+    # A side may list a task with an empty list of values.
     return sorted(task for task in before.values if before.values[task] and after.values.get(task))
 
 
@@ -443,7 +450,8 @@ def _test_of_means(
     that of a bootstrap. If the test is not significant but the interval (of confidence 1 - alpha)
     excludes 0, the interval is extended to 0.
     """
-    if {*before.values(), *after.values()} <= {0.0, 1.0}:
+    is_binary = {*before.values(), *after.values()} <= {0.0, 1.0}
+    if is_binary:
         test = _binary_test(before, after, alpha, clusters)
     else:
         test = _mean_test(before, after, alpha, seed, clusters)
@@ -535,14 +543,15 @@ def _mean_test(
     values = [*before.values(), *after.values()]
     span = max(values) - min(values)
     sd = deviation_of_changes(list(changes.values()), bootstrap.mean, span)
-    if clusters:
+    if clusters:  # tasks in groups carry less information, as if their changes were noisier
         sd *= math.sqrt(clusters.design_effect(changes, 1.0 - alpha))
+    unit = "groups" if clusters else "tasks"
     return _Test(
         diff=bootstrap.mean,
         interval=Interval(bootstrap.low, bootstrap.high),
         p=bootstrap.p,
         detectable=smallest_detectable_mean(len(before), sd, alpha=alpha),
-        method=f"bootstrap over {'groups' if clusters else 'tasks'} ({RESAMPLES} resamples)",
+        method=f"bootstrap over {unit} ({RESAMPLES} resamples)",
         span=span,
     )
 
@@ -555,16 +564,19 @@ def _word_of_test(
     alpha: float,
     clusters: Clusters | None,
 ) -> tuple[Word, str]:
-    """(the verdict that a test supports, why there are too few tasks or groups for one, or "").
+    """(the verdict that a test supports, the reason if there are too few tasks or groups for one,
+    else "").
 
-    `clusters` are the groups of the tasks. Differences within `margin` count as none; `alpha` is
-    the level of the test. `sign` is 1 if higher is better, else -1.
+    `tasks` is the number of tasks, `clusters` are their groups; None if they are independent.
+    Differences within `margin` count as none; `alpha` is the level of the test. `sign` is 1 if
+    higher is better, else -1.
     """
     # McNemar's test holds for few tasks too; a bootstrap over few tasks or groups does not.
     if clusters and clusters.count < FEWEST_TASKS:
         too_few = f"{tasks} tasks are of {clusters.count} groups, too few to tell"
         return "inconclusive", f"{too_few} (at least {FEWEST_TASKS})"
-    if tasks < FEWEST_TASKS and not test.method.startswith("McNemar"):
+    is_mcnemar = test.method.startswith("McNemar")
+    if tasks < FEWEST_TASKS and not is_mcnemar:
         return "inconclusive", f"{tasks} tasks are too few to tell (at least {FEWEST_TASKS})"
     word: Word
     if test.p < alpha and test.interval.excludes_zero:

@@ -112,10 +112,11 @@ def _shares_by_difficulty(groups: Sequence[Samples]) -> dict[str, _TaskShare]:
     """The shares of the tasks that are "effective", "too_easy" and "too_hard", with intervals. The
     shares are 0 without tasks."""
     task_count = len(groups)
-    return {
-        name: _TaskShare(count / max(1, task_count), _interval_ends(wilson(count, task_count)))
-        for name, count in _counts_by_difficulty(groups).items()
-    }
+    shares = {}
+    for difficulty, count in _counts_by_difficulty(groups).items():
+        interval = wilson(count, task_count)
+        shares[difficulty] = _TaskShare(count / max(1, task_count), _interval_ends(interval))
+    return shares
 
 
 def _teaching_share_by_size(scored_groups: Sequence[Samples]) -> dict[str, float]:
@@ -129,11 +130,12 @@ def _teaching_share_by_size(scored_groups: Sequence[Samples]) -> dict[str, float
 def _solve_counts(groups: Sequence[Samples]) -> list[tuple[int, int]]:
     """(number of samples, number solved) of each task that has samples; a failed score is not
     solved."""
-    return [
-        (len(group), sum(sample.solved and not sample.error for sample in group))
-        for group in groups
-        if group
-    ]
+    solve_counts = []
+    for group in groups:
+        if group:
+            solved = sum(sample.solved and not sample.error for sample in group)
+            solve_counts.append((len(group), solved))
+    return solve_counts
 
 
 def _mean_pass_at_k(solve_counts: Sequence[tuple[int, int]], group_size: int) -> dict[str, float]:
@@ -194,10 +196,10 @@ def _summary(result: ProbeResult) -> str:
     failed, the sentence begins with their share.
     """
     low, high = result.intervals["effective"]
+    interval = f"{whole_percent(low)} to {whole_percent(high)}"
     return _failed_scores_opening(result) + (
-        f"{whole_percent(result.effective)} of {result.tasks} tasks ({whole_percent(low)} to "
-        f"{whole_percent(high)}) have rewards "
-        f"that differ within {result.samples_per_task} samples"
+        f"{whole_percent(result.effective)} of {result.tasks} tasks ({interval}) have rewards that "
+        f"differ within {result.samples_per_task} samples"
     )
 
 
@@ -221,10 +223,8 @@ def teaching_share(scored_groups: Sequence[Samples], size: int) -> float:
     are no such samples.
     """
     usable_groups = [group for group in scored_groups if group]
-    # Beta(a, b) is the distribution of the solve rates over the tasks.
-    a, b = _solve_rate_prior(
-        [(len(group), sum(sample.solved for sample in group)) for group in usable_groups]
-    )
+    solve_counts = [(len(group), sum(sample.solved for sample in group)) for group in usable_groups]
+    a, b = _solve_rate_prior(solve_counts)  # Beta(a, b): the solve rates over the tasks
     return _mean([_chance_of_different(group, size, a, b) for group in usable_groups])
 
 
@@ -248,12 +248,12 @@ def _chance_of_different(group: Samples, size: int, a: float, b: float) -> float
     """
     sample_count = len(group)
     # Rounded, so that a rounding error does not make two rewards out of one.
-    rewards = Counter(round(sample.reward, 9) for sample in group)
+    count_of_reward = Counter(round(sample.reward, 9) for sample in group)
     if size <= sample_count:  # unbiased: count the subsets of this size that have one reward
-        same_reward = sum(math.comb(count, size) for count in rewards.values())
+        same_reward = sum(math.comb(count, size) for count in count_of_reward.values())
         return 1.0 - same_reward / math.comb(sample_count, size)
-    if len(rewards) > 1:  # take the shares among the samples as the true probabilities
-        return 1.0 - sum((count / sample_count) ** size for count in rewards.values())
+    if len(count_of_reward) > 1:  # take the shares among the samples as the true probabilities
+        return 1.0 - sum((count / sample_count) ** size for count in count_of_reward.values())
     return _chance_of_mixed_results(group, size, a, b)
 
 
@@ -272,8 +272,10 @@ def _chance_of_mixed_results(group: Samples, size: int, a: float, b: float) -> f
 
 
 def _chance_all_succeed(a: float, b: float, size: int) -> float:
-    """The chance that `size` draws all succeed if their success rate is distributed as Beta(a,
-    b)."""
+    """The chance that `size` draws all succeed if their common success rate is distributed as
+    Beta(a, b), as a beta-binomial has it."""
+    # After i successes the chance of another one is (a + i) / (a + b + i). By logarithms, so that
+    # the product of many small factors does not become 0.
     return math.exp(sum(math.log((a + i) / (a + b + i)) for i in range(size)))
 
 
@@ -284,8 +286,9 @@ def _solve_rate_prior(solve_counts: Sequence[tuple[int, int]]) -> tuple[float, f
     `solve_counts` holds (samples, solved samples) of each task. Returns (0, 0) if all samples were
     solved, or none was.
     """
-    total = sum(n for n, _ in solve_counts)
-    mean = sum(solved for _, solved in solve_counts) / total if total else 0.0
+    sample_count = sum(n for n, _ in solve_counts)
+    solved_count = sum(solved for _, solved in solve_counts)
+    mean = solved_count / sample_count if sample_count else 0.0
     if not 0.0 < mean < 1.0:
         return 0.0, 0.0
     correlation = _correlation_within_tasks(solve_counts, mean)
@@ -307,10 +310,9 @@ def _correlation_within_tasks(solve_counts: Sequence[tuple[int, int]], mean: flo
     variance_of_rates = _mean([(solved / n - mean) ** 2 for n, solved in solve_counts])
     variance_of_sample = mean * (1.0 - mean)
     # Even between equal tasks the rates of n samples vary by 1 / n of a sample's variance.
-    variance_by_chance = 1.0 / samples_per_task
-    return (variance_of_rates / variance_of_sample - variance_by_chance) / (
-        1.0 - variance_by_chance
-    )
+    part_by_chance = 1.0 / samples_per_task
+    part_beyond_chance = variance_of_rates / variance_of_sample - part_by_chance
+    return part_beyond_chance / (1.0 - part_by_chance)
 
 
 def advice(result: ProbeResult) -> list[Advice]:
@@ -383,15 +385,13 @@ def _part_to_leave_out(result: ProbeResult) -> str:
     few tasks are."""
     if result.too_hard >= MANY:
         return (
-            f"{whole_percent(result.too_hard)} of the tasks are never solved: start on the "
-            "others, in a "
-            "version of the environment without them"
+            f"{whole_percent(result.too_hard)} of the tasks are never solved: start on the others, "
+            "in a version of the environment without them"
         )
     if result.too_easy >= MANY:
         return (
             f"{whole_percent(result.too_easy)} of the tasks are always solved: leave them out, "
-            "they cost "
-            "samples and teach nothing"
+            "they cost samples and teach nothing"
         )
     return ""
 
@@ -416,11 +416,11 @@ def _better_group_size(result: ProbeResult, share_wanted: float) -> str:
     at least one size must reach. Returns "" if the smallest such size is close to the one used.
     """
     size_used = result.samples_per_task
-    # The sizes (texts, as JSON keys) are in ascending order: the first that suffices is smallest.
-    better_size = next(
-        int(size) for size, share in result.gradient_share.items() if share >= share_wanted
-    )
-    share_text = f"{whole_percent(result.gradient_share[str(better_size)])}"
+    # Group size (as text, a JSON key) -> share of groups that teach, in ascending order of sizes.
+    share_by_size = result.gradient_share
+    sufficient_sizes = [int(size) for size, share in share_by_size.items() if share >= share_wanted]
+    better_size = sufficient_sizes[0]
+    share_text = whole_percent(share_by_size[str(better_size)])
     if better_size > size_used:
         return (
             f"group_size {better_size} would give {share_text} of the groups "
@@ -454,4 +454,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def _quantile(sorted_values: Sequence[int], share: float) -> int:
     """The value at `share` (0 to 1) of a sorted sequence; 0 if it is empty."""
-    return sorted_values[round(share * (len(sorted_values) - 1))] if sorted_values else 0
+    if not sorted_values:
+        return 0
+    index = round(share * (len(sorted_values) - 1))
+    return sorted_values[index]

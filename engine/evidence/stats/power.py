@@ -35,7 +35,8 @@ def tasks_to_decide(verdict: PairedVerdict) -> int | None:
     if verdict.margin <= 0:
         return None
     # The smallest detectable mean falls with the square root of the number of tasks.
-    return math.ceil(verdict.n * (verdict.detectable / verdict.margin) ** 2)
+    times_as_many_tasks = (verdict.detectable / verdict.margin) ** 2
+    return math.ceil(verdict.n * times_as_many_tasks)
 
 
 def tasks_for_share(verdict: PairedVerdict) -> int:
@@ -46,7 +47,8 @@ def tasks_for_share(verdict: PairedVerdict) -> int:
     """
     changed_tasks = len(verdict.gained) + len(verdict.lost)
     # One more than were seen: a sample without any change would ask for too few tasks.
-    return tasks_needed(MARGIN, discordant_share=(changed_tasks + 1) / (verdict.n + 1))
+    changed_share = (changed_tasks + 1) / (verdict.n + 1)
+    return tasks_needed(MARGIN, discordant_share=changed_share)
 
 
 def attempts_needed(before: Side, after: Side, margin: float) -> int | None:
@@ -90,8 +92,10 @@ class _GapNoise:
         attempt_variance = fmean([variance(values) for values in attempt_values]) * 2
         fewest_attempts = min(len(values) for values in attempt_values)
         gaps = [
-            fmean(after_task) - fmean(before_task)
-            for before_task, after_task in zip(values_before, values_after, strict=True)
+            fmean(values_of_task_after) - fmean(values_of_task_before)
+            for values_of_task_before, values_of_task_after in zip(
+                values_before, values_after, strict=True
+            )
         ]
         # The variance of the gaps beyond what the attempts add to it.
         task_variance = max(0.0, variance(gaps) - attempt_variance / fewest_attempts)
@@ -175,7 +179,9 @@ def _likely_counts(trials: int, probability: float) -> range:
     """
     expected = trials * probability
     spread = 7.0 * math.sqrt(expected * (1.0 - probability)) + 1.0
-    return range(max(0, int(expected - spread)), min(trials, int(expected + spread) + 1) + 1)
+    fewest = max(0, int(expected - spread))
+    most = min(trials, int(expected + spread) + 1)
+    return range(fewest, most + 1)
 
 
 def _critical_losses(discordant: int, alpha: float) -> int:

@@ -100,7 +100,8 @@ def value_of(row: EvaluationRow, measure: Measure) -> float | None:
     """
     if row.error:
         return None
-    value = {"success": row.success, "reward": row.reward, "loss": row.loss}[measure]
+    values = {"success": row.success, "reward": row.reward, "loss": row.loss}
+    value = values[measure]
     return None if value is None else float(value)
 
 
@@ -119,10 +120,12 @@ def with_one_id_per_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[Eval
     common_ids = _common_ids(all_rows)
     if not common_ids:
         return row_lists
-    return [
-        [row.model_copy(update={"task": common_ids.get(row.task, row.task)}) for row in rows]
-        for rows in row_lists
-    ]
+
+    def with_common_id(row: EvaluationRow) -> EvaluationRow:
+        """A copy of the row with the common id of its task, if the task has one."""
+        return row.model_copy(update={"task": common_ids.get(row.task, row.task)})
+
+    return [[with_common_id(row) for row in rows] for rows in row_lists]
 
 
 def _common_ids(rows: Sequence[EvaluationRow]) -> dict[str, str]:
@@ -143,8 +146,8 @@ def _common_ids(rows: Sequence[EvaluationRow]) -> dict[str, str]:
 
 
 def _has_messages_of_environment(row: EvaluationRow) -> bool:
-    """Whether the environment wrote messages after the prompt: messages of a role other than
-    assistant."""
+    """Whether the environment wrote messages after the prompt, such as results of tools: messages
+    of another role than assistant."""
     return any(message.get("role") != "assistant" for message in row.messages or ())
 
 
@@ -274,13 +277,13 @@ def by_metric(rows: Iterable[EvaluationRow], metric: str) -> list[EvaluationRow]
     A row without the metric is left out: a metric that only some tasks have is absent on the
     others. A row whose scoring failed stays, because it might have had the metric.
     """
-    return [
-        row.model_copy(
-            update={"reward": (row.metrics or {}).get(metric), "success": None, "loss": None}
-        )
-        for row in rows
-        if row.error or metric in (row.metrics or {})
-    ]
+    judged_rows = []
+    for row in rows:
+        metrics = row.metrics or {}
+        if row.error or metric in metrics:
+            measures = {"reward": metrics.get(metric), "success": None, "loss": None}
+            judged_rows.append(row.model_copy(update=measures))
+    return judged_rows
 
 
 def levels_of_metrics(rows: Sequence[EvaluationRow]) -> dict[str, Level]:
@@ -298,7 +301,8 @@ def _interval_of_means(
     The interval is Wilson's if each task is either solved or not, else a bootstrap over tasks. With
     `clusters`, groups are counted instead of tasks.
     """
-    if measure == "success" and all(mean in (0.0, 1.0) for mean in means.values()):
+    all_certain = all(mean in (0.0, 1.0) for mean in means.values())
+    if measure == "success" and all_certain:
         solved_count = round(math.fsum(means.values()))  # each mean is 0 or 1
         effect = clusters.design_effect(means) if clusters else 1.0
         return wilson(solved_count / effect, len(means) / effect)
@@ -330,7 +334,8 @@ def best_step(run_dir: RunDir, steps: Iterable[int] | None = None) -> int | None
     if not scores:
         return None
     # Of equal scores take the earlier step: its model has drifted less from the start.
-    return max(scores, key=lambda step: (scores[step], -step))
+    best_score = max(scores.values())
+    return min(step for step, score in scores.items() if score == best_score)
 
 
 def selection_score(rows: Sequence[EvaluationRow]) -> tuple[float, float] | None:
@@ -382,7 +387,8 @@ def content_of(message: ChatMessage) -> str:
     for call in message.get("tool_calls") or []:
         # Name and arguments stand under "function", or in the call itself.
         function = call.get("function", call) if isinstance(call, Mapping) else {}
-        text += f"\n→ {function.get('name', '?')}({function.get('arguments', '')})"
+        name, arguments = function.get("name", "?"), function.get("arguments", "")
+        text += f"\n→ {name}({arguments})"
     return text.strip("\n")
 
 
@@ -398,7 +404,8 @@ def answer_text(row: Answer) -> str:
 
 
 def rounded(value: float | None, digits: int = 4) -> float | None:
-    """`value` with `digits` digits after the point. Returns None for None, infinity and NaN.
+    """`value` rounded for display, with `digits` digits after the point. Returns None for None,
+    infinity and NaN.
 
     A value below 1 that would be rounded to 1 gets more digits, so that a rate with errors never
     looks like 100 %.

@@ -24,7 +24,7 @@ def pieces(text: str) -> list[str]:
     At most the first `_MOST_PIECES` of them.
     """
     start = text[:_MOST_CHARS]
-    if start.isascii():  # faster: of other text, lower case first could give other pieces
+    if start.isascii():  # faster; in other text, lower case might change where a piece ends
         return _PIECE.findall(start.lower())[:_MOST_PIECES]
     return [piece.lower() for piece in _PIECE.findall(start)[:_MOST_PIECES]]
 
@@ -64,7 +64,8 @@ def alike_share(texts: Sequence[str]) -> float | None:
     if len(texts) < _FEWEST_TEXTS:
         return None
     texts_in_pieces = [pieces(text) for text in texts]
-    neighbours = zip(texts_in_pieces, [*texts_in_pieces[1:], texts_in_pieces[0]], strict=True)
+    next_texts = [*texts_in_pieces[1:], texts_in_pieces[0]]
+    neighbours = zip(texts_in_pieces, next_texts, strict=True)
     return sum(_say_the_same(first, second) for first, second in neighbours) / len(texts)
 
 
@@ -79,10 +80,13 @@ def _say_the_same(first: list[str], second: list[str]) -> bool:
     if min(len(first), len(second)) < _LONG_PIECES:
         return False
     first_grams, second_grams = set(_grams(first)), set(_grams(second))
-    return len(first_grams & second_grams) >= _MIN_SHARED_GRAMS * len(first_grams | second_grams)
+    shared, in_either = first_grams & second_grams, first_grams | second_grams
+    return len(shared) >= _MIN_SHARED_GRAMS * len(in_either)
 
 
 def _grams(text: Sequence[str]) -> list[tuple[str, ...]]:
     """Every sequence of four consecutive words or signs (`pieces`) of a text; [] if there are
     fewer."""
-    return list(zip(*(text[start:] for start in range(_NGRAM)), strict=False))
+    # The text beside itself, each time one piece later: `zip` stops at the end of the shortest.
+    shifted_texts = [text[start:] for start in range(_NGRAM)]
+    return list(zip(*shifted_texts, strict=False))

@@ -1,6 +1,7 @@
 """Compares two evaluations of the same tasks: the verdict in a word, its numbers, and a
 sentence."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -106,8 +107,8 @@ class Comparison:
         A lower loss is better, so the difference of a loss is negated. Returns 0 if nothing was
         compared.
         """
-        gap = self.outcome.diff or 0.0
-        return -gap if self.measure == "loss" else gap
+        difference = self.outcome.diff or 0.0  # the second side minus the first
+        return -difference if self.measure == "loss" else difference
 
     @property
     def lost_of_right(self) -> "LostOfRight | None":
@@ -120,11 +121,14 @@ class Comparison:
         outcome = self.outcome
         if self.measure != "success" or outcome.before is None:
             return None
-        for result in (self.before, self.after):
-            if result is None or result.attempts != result.tasks:
+        for level_of_side in (self.before, self.after):
+            tried_once = level_of_side and level_of_side.attempts == level_of_side.tasks
+            if not tried_once:
                 return None
         solved_before = round(outcome.before * outcome.n)  # the rate times the number of tasks
-        return LostOfRight.from_counts(solved_before, len(outcome.lost)) if solved_before else None
+        if solved_before == 0:
+            return None
+        return LostOfRight.from_counts(solved_before, len(outcome.lost))
 
     @property
     def difference(self) -> float | None:
@@ -152,13 +156,12 @@ class Comparison:
         outcome, measure = self.outcome, self.measure
         if outcome.reason or measure is None:
             return outcome.reason
-        unit = " points" if measure == "success" else ""
         if outcome.verdict == "inconclusive":
-            gap = show_change(outcome.detectable, measure).removeprefix("+")
-            return f"{outcome.n} tasks would show a change of {gap}{unit} or more, by their noise"
+            gap = _size_text(outcome.detectable, measure)
+            return f"{outcome.n} tasks would show a change of {gap} or more, by their noise"
         if outcome.verdict == "no_difference":
-            margin = show_change(outcome.margin, measure).removeprefix("+")
-            return f"the whole interval lies within {margin}{unit} of 0"
+            margin = _size_text(outcome.margin, measure)
+            return f"the whole interval lies within {margin} of 0"
         return ""
 
     def to_json(self) -> dict[str, object]:
@@ -195,7 +198,8 @@ class Comparison:
         outcome = self.outcome
         if outcome.detectable is None:
             return {}
-        if abs(outcome.diff or 0.0) >= _FAR_LARGER * outcome.detectable:
+        change = abs(outcome.diff or 0.0)
+        if change >= _FAR_LARGER * outcome.detectable:
             text = f"what {outcome.n} tasks of this noise just show; the change is far larger"
         elif self.measure == "success":
             changed = len(outcome.gained) + len(outcome.lost)
@@ -220,6 +224,13 @@ class Comparison:
         return change_of_pass_at_k(self.before.successes, self.after.successes)
 
 
+def _size_text(change: float | None, measure: Measure) -> str:
+    """The size of a change that is not negative, as text: "5.0 points" for success, "0.02" for a
+    reward or a loss."""
+    unit = " points" if measure == "success" else ""
+    return show_change(change, measure).removeprefix("+") + unit
+
+
 def without_evidence(measure: Measure | None, reason: str) -> Comparison:
     """A comparison with the verdict "unknown" for `reason`, if nothing can be compared."""
     return Comparison(measure, PairedVerdict("unknown", reason), before=None, after=None)
@@ -239,7 +250,7 @@ def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
     measure = measure_of(before, after)
     if measure is None:
         return without_evidence(measure=None, reason=_reason_for_no_measure(before, after))
-    level_before, level_after = level(before, measure), level(after, measure)
+    level_before, level_after = level(before, measure), level(after, measure)  # mean, interval
     outcomes = _outcomes(before, after, measure, _margin(level_before))
     # The first outcome leaves failed scorings out, the last one counts them as not solved. There is
     # only one outcome if no scoring failed.
@@ -319,7 +330,8 @@ def values_of_failures(measure: Measure, *row_sets: Sequence[EvaluationRow]) -> 
     None leaves failed answers out, 0 counts them as not solved. Returns [None] if no scoring
     failed, and for a loss, which has no value for "not solved".
     """
-    any_failed = any(value_of(row, measure) is None for rows in row_sets for row in rows)
+    all_rows = itertools.chain.from_iterable(row_sets)
+    any_failed = any(value_of(row, measure) is None for row in all_rows)
     if not any_failed or measure == "loss":
         return [None]
     # Both are tried because leaving answers out could make a side look better than it is.
@@ -355,10 +367,11 @@ def _reason_by_errors(
     level_after = show(with_failures.after, measure)
     failed_count = sum(without_failures.errors)
     failed_answers = f"the {failed_count} answers" if failed_count > 1 else "the one answer"
+    word_left_out = _as_words(without_failures.verdict)
+    word_counted = _as_words(with_failures.verdict)
     return (
-        f"{failed_answers} whose scoring failed decide: left out, the verdict is "
-        f"{_as_words(without_failures.verdict)}; counted as not solved, "
-        f"{_as_words(with_failures.verdict)} ({level_before} to {level_after})"
+        f"{failed_answers} whose scoring failed decide: left out, the verdict is {word_left_out}; "
+        f"counted as not solved, {word_counted} ({level_before} to {level_after})"
     )
 
 
@@ -390,7 +403,8 @@ def correct_for_many(
 def _if_significant(
     comparison: Comparison, p: float, *, tests: int, evaluations: int
 ) -> Comparison:
-    """The comparison; a "better" or "worse" becomes "inconclusive" if `p` is not significant.
+    """The comparison; its verdict "better" or "worse" becomes "inconclusive", with the reason, if
+    `p` is not significant.
 
     Args:
         p: the p value, corrected for the next two counts.
@@ -399,10 +413,13 @@ def _if_significant(
     """
     if comparison.outcome.verdict not in ("better", "worse") or p < ALPHA:
         return comparison
-    causes = [f"{tests} comparisons"] if tests > 1 else []
-    causes += [f"{evaluations} evaluations of these models"] if evaluations > 1 else []
+    corrected_for = []
+    if tests > 1:
+        corrected_for.append(f"{tests} comparisons")
+    if evaluations > 1:
+        corrected_for.append(f"{evaluations} evaluations of these models")
     reason = (
-        f"not significant after correction for {' and '.join(causes)} (p = {p:.2g}), "
+        f"not significant after correction for {' and '.join(corrected_for)} (p = {p:.2g}), "
         "which the interval does not hold"
     )
     outcome = replace(comparison.outcome, verdict="inconclusive", reason=reason)
@@ -425,8 +442,8 @@ def sentence(comparison: Comparison, measure_prefix: str = "") -> str:
     if outcome.groups:
         change += f" of {outcome.groups} groups"
     verdict = _as_words(outcome.verdict).capitalize()
-    span = _interval_text(outcome, measure)
-    clauses = [f"{verdict}: {change} (95 % interval of the change {span})"]
+    interval = _interval_text(outcome, measure)
+    clauses = [f"{verdict}: {change} (95 % interval of the change {interval})"]
     lost = comparison.lost_of_right  # tasks that were right before and no longer are
     if lost and lost.lost and outcome.verdict != "worse":  # a gain elsewhere would hide them
         clauses.append(lost.text)
@@ -476,9 +493,12 @@ def p_of_loss(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -
     """The p value of the test that a kind of task was solved as often after as before; 1 if it was
     not solved less often, or if nothing says which answers are right."""
     right_after = {row.task: row.success is True for row in after}
-    pairs = [(row.success, right_after[row.task]) for row in before if row.task in right_after]
-    lost = sum(1 for was_right, is_right in pairs if was_right and not is_right)
-    gained = sum(1 for was_right, is_right in pairs if was_right is False and is_right)
+    gained = lost = 0
+    for row in before:
+        if row.task in right_after:
+            is_right = right_after[row.task]
+            lost += bool(row.success and not is_right)
+            gained += bool(row.success is False and is_right)
     return mcnemar_midp(gained, lost) if lost > gained else 1.0
 
 

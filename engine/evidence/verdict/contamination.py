@@ -46,7 +46,8 @@ class SharedRows(Record):
 
     def count(self, kind: Kind) -> int:
         """How many held-out tasks stand in the rows by this kind of match."""
-        return {"exact": self.exact, "normalised": self.normalised, "ngram": self.ngram}[kind]
+        counts = {"exact": self.exact, "normalised": self.normalised, "ngram": self.ngram}
+        return counts[kind]
 
 
 class Contamination(Record):
@@ -86,9 +87,9 @@ def taught_tasks(run_dir: RunDir) -> frozenset[str]:
     return frozenset(read_contamination(run_dir).leaked)
 
 
-def without_tasks(rows: Sequence[EvaluationRow], taught: frozenset[str]) -> list[EvaluationRow]:
-    """The rows whose task is not among `taught`."""
-    return [row for row in rows if row.task not in taught]
+def without_tasks(rows: Sequence[EvaluationRow], task_ids: frozenset[str]) -> list[EvaluationRow]:
+    """The rows without those on the tasks `task_ids`."""
+    return [row for row in rows if row.task not in task_ids]
 
 
 def contamination_warnings(run_dir: RunDir) -> list[str]:
@@ -102,9 +103,10 @@ def contamination_warnings(run_dir: RunDir) -> list[str]:
     if contamination.verdict == "clean" or contamination.harmless:
         return []
     warning = f"Contamination: {contamination.headline or 'training rows hold held-out tasks'}"
-    if contamination.leaked:
-        left_out = f"; {len(contamination.leaked)} are left out of the verdict"
-        warning += left_out_for_all(contamination.leaked, contamination.taught) or left_out
+    leaked = contamination.leaked  # tasks that no model can be judged by
+    if leaked:
+        ending = left_out_for_all(leaked, contamination.taught)
+        warning += ending or f"; {len(leaked)} are left out of the verdict"
     return [f"{warning}."]
 
 
@@ -112,16 +114,17 @@ def left_out_for_all(leaked: Sequence[str], taught: Mapping[str, int]) -> str:
     """Say, as the end of a sentence, which model makes an evaluation leave tasks out for all of its
     models, and how to evaluate without it.
 
-    `leaked` are the tasks left out; `taught` is that of `Contamination`. Returns "" if nothing is
-    left out, or if it is not known to be for some of several models.
+    `leaked` are the ids of the tasks left out; `taught` maps each model to how many of the tasks it
+    was trained on. Returns "" if nothing is left out, or unless some models were trained on tasks
+    and others were not.
     """
-    teaching = [f"{model} ({count})" for model, count in taught.items() if count]
-    others = [model for model, count in taught.items() if not count]
-    if not leaked or not teaching or not others:
+    taught_models = [f"{model} ({count})" for model, count in taught.items() if count]
+    other_models = [model for model, count in taught.items() if not count]
+    if not leaked or not taught_models or not other_models:
         return ""
-    were = "was" if len(teaching) == 1 else "were"
+    were = "was" if len(taught_models) == 1 else "were"
     return (
-        f"; {len(leaked)} tasks are left out for all models, because {' and '.join(teaching)} "
-        f"{were} trained on them: evaluate with models={json.dumps(others)} asks the others all "
-        "tasks"
+        f"; {len(leaked)} tasks are left out for all models, because "
+        f"{' and '.join(taught_models)} {were} trained on them: evaluate with "
+        f"models={json.dumps(other_models)} asks the others all tasks"
     )

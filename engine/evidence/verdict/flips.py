@@ -129,7 +129,7 @@ def _flip_example(
         return clip(redact.text(text), chars)
 
     prompt = row_after.prompt if row_after else None
-    if not prompt and row_before:
+    if not prompt and row_before:  # not every row records its prompt
         prompt = row_before.prompt
     return FlipExample(
         task=redact.text(task)[:_TASK_ID_CHARS],

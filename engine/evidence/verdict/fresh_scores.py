@@ -34,15 +34,18 @@ def rewards_depend_on_past(scores: Mapping[str, Any]) -> bool:
             two different rewards), `deterministic` (False if the reward audit says that rewards are
             random) and `network` (whether the environment may use the network).
     """
+    # A reward that differs each time is random, which is another fault.
     is_random = scores.get("wavering") or scores.get("deterministic") is False
     if is_random or not scores.get("scored") or not scores.get("examples"):
         return False
     # With network access more are tolerated: an outside service may answer differently by now.
-    tolerated_share = limits.RESCORED_OUTSIDE if scores.get("network") else limits.RESCORED
+    tolerated_share = (
+        limits.TOLERATED_SHARE_WITH_NETWORK if scores.get("network") else limits.TOLERATED_SHARE
+    )
     tolerated_count = math.floor(tolerated_share * scores["scored"])
-    # Of few answers the share tolerates none, although one or two may differ by chance: hence the
-    # least number RESCORED_LEAST.
-    return scores.get("confirmed", 0) >= max(limits.RESCORED_LEAST, tolerated_count + 1)
+    # Of few answers the share tolerates none, although one may differ by chance.
+    fewest_confirmed = max(limits.FEWEST_DIFFERING, tolerated_count + 1)
+    return scores.get("confirmed", 0) >= fewest_confirmed
 
 
 def warnings(run_dir: RunDir) -> list[str]:

@@ -60,7 +60,7 @@ class _StoredCount:
     """A version's uses, with the fingerprint that its runs (`Store.env_marks`) had when they were
     counted."""
 
-    mark: tuple[Any, ...]
+    fingerprint: tuple[Any, ...]
     use: HoldoutUse
 
 
@@ -86,7 +86,7 @@ def _count_uses(home: Home, env_id: str, rows: Iterable[RunRow]) -> HoldoutUse:
     checkpoint), and once for its verdict if it evaluated any. An evaluation uses them once for each
     model.
     """
-    dev_chooses = bool(split_rows(home, env_id, "dev"))
+    dev_chooses = bool(split_rows(home, env_id, "dev"))  # dev tasks choose, if there are any
     judged = checkpoints = evaluations = 0
     for row in rows:
         if row.kind == "train":
@@ -111,23 +111,25 @@ def use_by_env(home: Home) -> dict[str, HoldoutUse]:
     home = home.whole  # a use counts, whoever made it
     root = str(home.root)
     with Store(home) as store:
-        # A mark changes whenever a run of the version does.
-        marks = {env_id: mark for env_id, mark in store.env_marks().items() if env_id}
-        stale_env_ids = [env_id for env_id, mark in marks.items() if _is_stale(home, env_id, mark)]
+        # A version's fingerprint changes whenever one of its runs does. A run may have no version.
+        fingerprints = {env_id: mark for env_id, mark in store.env_marks().items() if env_id}
+        stale_env_ids = [
+            env_id for env_id, mark in fingerprints.items() if _is_stale(home, env_id, mark)
+        ]
         rows = store.list_runs(_MOST_RUNS) if stale_env_ids else []
     for env_id in stale_env_ids:
         use = _count_uses(home, env_id, [row for row in rows if row.env_id == env_id])
-        _stored_counts[root, env_id] = _StoredCount(marks[env_id], use)
-    return {env_id: _stored_counts[root, env_id].use for env_id in marks}
+        _stored_counts[root, env_id] = _StoredCount(fingerprints[env_id], use)
+    return {env_id: _stored_counts[root, env_id].use for env_id in fingerprints}
 
 
-def _is_stale(home: Home, env_id: str, mark: tuple[Any, ...]) -> bool:
-    """Whether the uses of a version must be counted again. `mark` is the fingerprint of its runs,
+def _is_stale(home: Home, env_id: str, fingerprint: tuple[Any, ...]) -> bool:
+    """Whether the uses of a version must be counted again. `fingerprint` is that of its runs now,
     as `Store.env_marks` gives it."""
     stored_count = _stored_counts.get((str(home.root), env_id))
     # A run under way evaluates checkpoints, which does not change the fingerprint.
-    _, runs_under_way, *_ = mark
-    return stored_count is None or stored_count.mark != mark or runs_under_way > 0
+    _, runs_under_way, *_ = fingerprint
+    return stored_count is None or stored_count.fingerprint != fingerprint or runs_under_way > 0
 
 
 def reuse_warning(use: HoldoutUse, verdict: str, p: float | None) -> list[str]:
@@ -170,7 +172,8 @@ def evaluations_of_pair(
     rows = _evaluations_until(home, env_id, run_ids)
     if not rows:
         return 1
-    split = _split_of(home.run(rows[-1].run_id))
+    newest = rows[-1]
+    split = _split_of(home.run(newest.run_id))
     keys = {_key_of_test(home.run(row.run_id), split, models) for row in rows}
     return max(1, len(keys - {None}))  # None: not a test of these models on this split
 
@@ -179,8 +182,8 @@ def _evaluations_until(home: Home, env_id: str, run_ids: Sequence[str]) -> list[
     """The evaluations on a version, oldest first, up to and including the newest of `run_ids`.
     Returns [] if none of `run_ids` is an evaluation on this version."""
     rows = [row for row in _runs_on_version(home, env_id) if row.kind == "evaluate"]
-    positions = [index for index, row in enumerate(rows) if row.run_id in run_ids]
-    return rows[: positions[-1] + 1] if positions else []
+    indices = [index for index, row in enumerate(rows) if row.run_id in run_ids]
+    return rows[: indices[-1] + 1] if indices else []
 
 
 def _key_of_test(run: RunDir, split: str, models: Sequence[str]) -> _EvaluationKey | None:
@@ -250,11 +253,13 @@ def _runs_on_version(home: Home, env_id: str, last_run: str = "") -> list[RunRow
     """
     with Store(home.whole) as store:  # a use counts, whoever made it
         newest_first = store.list_runs(_MOST_RUNS)
-    name, source = env_id.partition("@")[0], prompt_source(home, env_id)
+    name, _, _ = env_id.partition("@")
+    source = prompt_source(home, env_id)  # the version whose tasks all of these ask
     versions = {env_id}
-    for other in {row.env_id for row in newest_first}:  # each version is looked up once
-        if other.partition("@")[0] == name and prompt_source(home, other) == source:
-            versions.add(other)
+    for other_id in {row.env_id for row in newest_first}:  # each version is looked up once
+        other_name, _, _ = other_id.partition("@")
+        if other_name == name and prompt_source(home, other_id) == source:
+            versions.add(other_id)
     rows = [row for row in reversed(newest_first) if row.env_id in versions]
     ids = [row.run_id for row in rows]
     return rows[: ids.index(last_run) + 1] if last_run in ids else rows

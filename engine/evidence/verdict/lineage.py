@@ -44,10 +44,13 @@ def trained_by(home: Home, ref: str) -> str:
 
 
 def sees(home: Home, run_id: str) -> bool:
-    """Whether the viewer of the home sees the run with this id, if there is one."""
+    """Whether the viewer of the home (the person who asks) may see the run with this id. A home
+    without a viewer shows all runs."""
     if home.viewer is None:
         return True
-    with Store(home) as store:  # before its folder is looked for, so that nothing tells of it
+    # The database is asked before the run's folder is looked for: an error about the folder would
+    # tell that there is such a run.
+    with Store(home) as store:
         try:
             return store.sees_run(run_id)
         except UserError:  # FORBIDDEN: it is seen, and shared for less than the present call does
@@ -65,7 +68,7 @@ def prompt_source(home: Home, env_id: str) -> str:
 
 def prompts_warning(env_ids: Iterable[str]) -> list[str]:
     """A warning that models were asked the same tasks on several versions, which have different
-    prompts; else []."""
+    prompts, as a list of one. Returns [] if `env_ids` (of the models) are all one version."""
     versions = list(dict.fromkeys(env_ids))
     if len(versions) < 2:
         return []
@@ -80,10 +83,11 @@ def ancestry(run_dir: RunDir) -> list[RunDir]:
     """
     runs = [run_dir]
     while len(runs) < _MOST_GENERATIONS:
-        parent = trained_by(run_dir.home, started_from(runs[-1]))
-        if not parent or parent in [run.id for run in runs]:
+        oldest = runs[-1]
+        parent_id = trained_by(run_dir.home, started_from(oldest))  # "" for a base model
+        if not parent_id or parent_id in [run.id for run in runs]:
             break
-        runs.append(run_dir.home.run(parent))
+        runs.append(run_dir.home.run(parent_id))
     return runs
 
 
@@ -101,8 +105,7 @@ def better_start(
 
     The run did not improve if its best checkpoint (at `step`) did not beat the start on the tasks
     that chose the checkpoint, or if the `verdict` is "worse". Returns None if the verdict is
-    "better" or "unknown", if the config is missing, or if no
-    weights were trained.
+    "better" or "unknown", if the config is missing, or if no weights were trained.
     """
     model = config.model if isinstance(config, TrainConfig) else ""
     if verdict in ("better", "unknown") or not model:

@@ -153,7 +153,8 @@ def _verify(home: Home, row: RunRow, depth: int) -> Verification:
     # A verdict that the stored answers do not support is a fault of the last link, "evaluation".
     for fault in _verdict_faults(run, row):
         links[-1] = links[-1].with_fault(fault)
-    return _verification_of_seal(row, provenance.head, links, _verified_ancestors(home, run, depth))
+    ancestors = _verified_ancestors(home, run, depth)
+    return _verification_of_seal(row, provenance.head, links, ancestors)
 
 
 def _with_changed_bases(run: RunDir, links: list[CheckedLink]) -> list[CheckedLink]:
@@ -174,15 +175,15 @@ def _with_changed_bases(run: RunDir, links: list[CheckedLink]) -> list[CheckedLi
 
 
 def _verdict_faults(run: RunDir, row: RunRow) -> list[Fault]:
-    """A fault, as a list of one, if the database holds another verdict than the run's evaluations
-    support.
+    """A fault, as a list of one, if the verdict in the database is not the one that the run's
+    evaluations give.
 
     Returns [] if the two agree, and for a run that is not a finished training run.
     """
-    verdict = run_verdict(run).word
-    if row.kind != "train" or row.state != "done" or verdict == row.verdict:
+    verdict_now = run_verdict(run).word
+    if row.kind != "train" or row.state != "done" or verdict_now == row.verdict:
         return []
-    return [Fault(run.home.db.name, f"says {row.verdict}, the evaluations say {verdict}")]
+    return [Fault(run.home.db.name, f"says {row.verdict}, the evaluations say {verdict_now}")]
 
 
 def _checked_links(run: RunDir, provenance: Provenance) -> list[CheckedLink]:
@@ -338,7 +339,8 @@ def _files_by_link(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str,
     the config is missing (None) the environment is not known, so the links environment, data and
     curation have no files.
     """
-    env = Path(config.env_dir) if config else run.path / "none"  # "none" never exists
+    # Without a config the folder is one that never exists, so that these links have no files.
+    env = Path(config.env_dir) if config else run.path / "none"
     yield from _environment_links(env)
     yield "run", _hashes(run.path, _input_files(run)) | _parent_heads(run.home, config)
     yield "checkpoints", _hashes(run.path, _checkpoint_files(run)) | _best_checkpoint(run)
@@ -353,8 +355,8 @@ def _files_by_link(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str,
 
 
 def _environment_links(env: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """The first three links (sets of files to seal), as (name, path -> SHA-256), from the folder
-    `env` of an environment version.
+    """The links environment, data and curation (sets of files to seal), each as (name, path ->
+    SHA-256), of the environment version in the folder `env`.
 
     They have no files if there is no such folder.
     """
@@ -391,9 +393,9 @@ def _earlier_audit(config: RunConfig | None, sealed_files: Mapping[str, str]) ->
     if config is None or not digest.isalnum():
         return {}
     # A push keeps the audit that it replaces in a file named after its hash.
-    earlier = Path(config.env_dir) / "earlier" / f"{digest}.json"
-    still_exists = earlier.is_file() and _digest(earlier) == digest
-    return {"audit.json": digest} if still_exists else {}
+    copy = Path(config.env_dir) / "earlier" / f"{digest}.json"
+    is_kept = copy.is_file() and _digest(copy) == digest
+    return {"audit.json": digest} if is_kept else {}
 
 
 def _checkpoint_files(run: RunDir) -> list[Path]:
@@ -436,10 +438,11 @@ def _sealed_links(files_by_link: Iterable[tuple[str, dict[str, str]]]) -> list[S
     `files_by_link` yields (name of the link, its files as path -> SHA-256).
     """
     links: list[SealedLink] = []
-    previous = ""
+    previous_hash = ""  # of the first link: nothing comes before it
     for name, files in files_by_link:
-        previous = _hash(previous, name, files)
-        links.append(SealedLink(name=name, files=files, hash=previous))
+        link_hash = _hash(previous_hash, name, files)
+        links.append(SealedLink(name=name, files=files, hash=link_hash))
+        previous_hash = link_hash
     return links
 
 
@@ -463,9 +466,11 @@ def _files(folder: Path) -> list[Path]:
     """
     files: list[Path] = []
     for parent, subfolders, names in os.walk(folder):
-        # os.walk descends into the folders that remain in this list, in its order.
+        # Changed in place: os.walk descends into the folders that remain in this list, in its
+        # order.
         subfolders[:] = sorted(name for name in subfolders if name != "__pycache__")
-        files += [Path(parent) / name for name in sorted(names) if not name.startswith(".")]
+        visible_names = sorted(name for name in names if not name.startswith("."))
+        files += [Path(parent) / name for name in visible_names]
     return [file for file in files if not file.is_symlink()]
 
 
@@ -486,4 +491,5 @@ def _faults_of_files(
             faults.append(Fault(file, "is missing"))
         elif current_files[file] != digest:
             faults.append(Fault(file, "was changed"))
-    return faults + [Fault(file, "was added") for file in current_files if file not in sealed_files]
+    added_files = [file for file in current_files if file not in sealed_files]
+    return faults + [Fault(file, "was added") for file in added_files]

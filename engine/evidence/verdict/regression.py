@@ -2,10 +2,9 @@
 
 The trainer asks the same few dozen tasks at step 0 and with the checkpoint it chose. Here the two
 are compared battery by battery (a battery is a set of tasks). "forgotten" means significantly
-worse, task by task; "inconclusive" means that the difference may be a loss or chance. A single
-skill that was lost while others gained is named by itself. If there is no loss, the sentence names
-the smallest loss that would have shown. If a run of SFT or GRPO forgot, the remedy is the next
-larger value of `keep`, the share of replayed rows.
+worse, task by task; "inconclusive" means that the difference may be a loss or chance. If there is
+no loss, the sentence names the smallest loss that would have shown. If a run of SFT or GRPO forgot,
+the remedy is the next larger value of `keep`, the share of replayed rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -102,8 +101,8 @@ class Battery:
     def lost_skill(self) -> Skill | None:
         """The skill that lost most among those that are significantly worse by themselves; None if
         there is none."""
-        lost = [skill for skill in self.skills if skill.is_lost and skill.lost_of_right]
-        return lost[0] if lost else None  # the largest loss comes first
+        lost_skills = [skill for skill in self.skills if skill.is_lost and skill.lost_of_right]
+        return lost_skills[0] if lost_skills else None  # the largest loss comes first
 
     def to_json(self) -> dict[str, object]:
         """The results of the battery (set of tasks) as a JSON object; "of_tasks" is left out if it
@@ -243,8 +242,9 @@ def compare_skills(
     batteries = []
     for battery in _compared_batteries(before, after):
         total = (tasks_to_ask or {}).get(battery.battery)
-        is_sample = total is not None and total > battery.n
-        batteries.append(replace(battery, of_tasks=total) if is_sample else battery)
+        if total is not None and total > battery.n:  # the battery is a sample of these tasks
+            battery = replace(battery, of_tasks=total)
+        batteries.append(battery)
     verdicts = {battery.verdict for battery in batteries}
     worst: Word = next(word for word in WORDS if word in verdicts)  # the worst come first
     summary = " ".join(sentence_of(battery) for battery in batteries)
@@ -256,11 +256,11 @@ def _compared_batteries(
 ) -> list[Battery]:
     """Compare each battery (set of tasks) of `before` with the same battery of `after`. The p
     values are corrected for the number of batteries."""
-    names = list(dict.fromkeys(str(row.battery) for row in before))
+    names = list(dict.fromkeys(str(row.battery) for row in before))  # each once, in order
     rows_before = {name: _rows_of_battery(before, name) for name in names}
     rows_after = {name: _rows_of_battery(after, name) for name in names}
     outcomes = {name: _outcome_of_battery(rows_before[name], rows_after[name]) for name in names}
-    p_values = _corrected_p_values(outcomes)
+    p_values = _corrected_p_values(outcomes)  # only of the batteries that were tested
     return [
         _compared_battery(
             name, rows_before[name], rows_after[name], outcomes[name], p_values.get(name)
@@ -307,9 +307,9 @@ def loss_sentences(skills: KeptSkills | None) -> list[str]:
 
 
 def _lost_something(comparison: "KeptSkills | SinceBase") -> bool:
-    """Whether a battery was forgotten, or one skill of a battery that as a whole was not."""
-    one_skill = any(battery.lost_skill for battery in comparison.batteries)
-    return comparison.verdict == "forgotten" or one_skill
+    """Whether a battery (set of tasks) was forgotten, or a single skill of a battery was lost."""
+    has_lost_skill = any(battery.lost_skill for battery in comparison.batteries)
+    return comparison.verdict == "forgotten" or has_lost_skill
 
 
 def _compared_with_base(run_dir: RunDir, after: Sequence[EvaluationRow]) -> SinceBase | None:
@@ -321,11 +321,12 @@ def _compared_with_base(run_dir: RunDir, after: Sequence[EvaluationRow]) -> Sinc
     runs = ancestry(run_dir)[::-1]  # the oldest first, this run last
     if len(runs) == 1:
         return None
-    before = _answers_of_base(runs[0], after)
+    oldest = runs[0]
+    before = _answers_of_base(oldest, after)
     if not before:
         return None
     skills = compare_skills(before, after)
-    base = started_from(runs[0])
+    base = started_from(oldest)
     lost_by = [run.id for run in runs if _forgot_something(run)]
     summary = " ".join(sentence_of(battery, f" since {base}") for battery in skills.batteries)
     if skills.verdict == "forgotten" and lost_by:
@@ -409,6 +410,7 @@ def _lost_of_right(
     Returns None if no task that was asked both times was right before.
     """
     right_after = {row.task: row.success is True for row in after}
+    # For each task that was right before: whether it still is.
     still_right = [
         right_after[row.task] for row in before if row.success and row.task in right_after
     ]
@@ -430,6 +432,7 @@ def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:
     if outcome.verdict in ("worse", "better") and is_significant:
         return "forgotten" if outcome.verdict == "worse" else "improved"
     is_lower = outcome.diff is not None and outcome.diff < 0
+    # A two-sided p below twice ALPHA is significant in a one-sided test.
     may_be_real = outcome.p is not None and outcome.p < _MAYBE_LOST
     # After "no_difference" the loss is too small to matter, even if it is real.
     if is_lower and may_be_real and outcome.verdict != "no_difference":
@@ -442,31 +445,30 @@ def _skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> 
 
     Tasks without a kind form one kind with the name "". Returns [] if no task names its kind.
     """
-    names = list(dict.fromkeys(row.family or "" for row in before))
+    names = list(dict.fromkeys(row.family or "" for row in before))  # each once, in order
     if names == [""]:  # all tasks are of one kind without a name
         return []
-    sides = [(name, _of_family(before, name), _of_family(after, name)) for name in names]
-    p_values = holm([p_of_loss(rows_before, rows_after) for _, rows_before, rows_after in sides])
-    skills = [
-        replace(_skill(*side_rows), is_lost=p < ALPHA)
-        for side_rows, p in zip(sides, p_values, strict=True)
-    ]
-    return sorted(skills, key=_largest_loss_first)
+    skills: list[Skill] = []
+    p_values: list[float] = []
+    for name in names:
+        rows_before, rows_after = _rows_of_kind(before, name), _rows_of_kind(after, name)
+        means = mean_reward(rows_before), mean_reward(rows_after)
+        skills.append(Skill(name, *means, _lost_of_right(rows_before, rows_after)))
+        p_values.append(p_of_loss(rows_before, rows_after))
+    # Holm's correction, because each kind is another chance to mistake bad luck for a loss.
+    corrected = zip(skills, holm(p_values), strict=True)
+    with_losses = [replace(skill, is_lost=p < ALPHA) for skill, p in corrected]
+    return sorted(with_losses, key=_change_and_name)
 
 
-def _skill(name: str, before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> Skill:
-    """The skill of one kind of task, from the rows of this kind."""
-    return Skill(name, mean_reward(before), mean_reward(after), _lost_of_right(before, after))
-
-
-def _of_family(rows: Sequence[EvaluationRow], name: str) -> list[EvaluationRow]:
-    """The rows on tasks of the kind `name`; "" stands for tasks without a kind."""
+def _rows_of_kind(rows: Sequence[EvaluationRow], name: str) -> list[EvaluationRow]:
+    """The rows on tasks of the kind `name` (`family`); "" stands for tasks without a kind."""
     return [row for row in rows if (row.family or "") == name]
 
 
-def _largest_loss_first(skill: Skill) -> tuple[float, str]:
-    """The sort key of a skill: the change of its mean reward, then its name. A missing mean counts
-    as 0."""
+def _change_and_name(skill: Skill) -> tuple[float, str]:
+    """The sort key that puts the largest loss first: the change of the mean reward, then the name.
+    A missing mean counts as 0."""
     return (skill.after or 0.0) - (skill.before or 0.0), skill.skill
 
 
@@ -488,11 +490,12 @@ def _kept_text(battery: Battery) -> str:
     if battery.verdict == "unknown":
         return f"unknown, {battery.reason}"
     levels = _levels_text(battery)
-    lost_skill = battery.lost_skill
+    lost_skill = battery.lost_skill  # one that is significantly worse by itself
     if lost_skill is not None and lost_skill.lost_of_right is not None:
         name, lost = lost_skill.skill or "the rest", lost_skill.lost_of_right.text
-        whole = {"improved": "better", "kept": "no clear loss"}.get(battery.verdict, "inconclusive")
-        return f"{name} was lost: {lost}; all skills together: {whole}, {levels}"
+        words = {"improved": "better", "kept": "no clear loss"}
+        word_of_all = words.get(battery.verdict, "inconclusive")
+        return f"{name} was lost: {lost}; all skills together: {word_of_all}, {levels}"
     if battery.verdict == "improved":
         return f"better, {levels}{_lost_text(battery)}"
     if battery.before == 0.0 and not battery.gained:
@@ -534,8 +537,7 @@ def _worst_group(battery: Battery) -> str:
 
 
 def _gap_text(battery: Battery) -> str:
-    """The smallest change that would have shown: in points for success, in its own unit for a
-    reward."""
+    """The smallest change that would have shown: "9 points" for success, "0.05" for a reward."""
     gap_points = 100 * (battery.smallest_detectable_gap or 0.0)
     if battery.metric == "success":
         return f"{gap_points:.0f} points"
@@ -569,16 +571,16 @@ def keep_settings(settings: KnownSettings, batteries: Sequence[Battery]) -> dict
 
     If the lost batteries are all environments, `keep_env` names the first: its rows are replayed.
     """
-    now = settings.keep or 0.0
-    share = next((share for share in _SHARES if share > now), None)
-    if share is None:
+    used_share = settings.keep or 0.0
+    larger_shares = [share for share in _SHARES if share > used_share]  # in ascending order
+    if not larger_shares:
         return {}
-    lost = [battery.battery for battery in batteries if battery.verdict == "forgotten"]
-    replayed: dict[str, object] = {"keep": share}
+    new_settings: dict[str, object] = {"keep": larger_shares[0]}
+    lost_names = [battery.battery for battery in batteries if battery.verdict == "forgotten"]
     # The name of a battery is an environment's id such as "sums@3f2a", or that of a set of skills.
-    if lost and all("@" in name for name in lost):
-        replayed["keep_env"] = lost[0]
-    return replayed
+    if lost_names and all("@" in name for name in lost_names):
+        new_settings["keep_env"] = lost_names[0]
+    return new_settings
 
 
 def calls_with_larger_keep(config: RunConfig | None, skills: KeptSkills | None) -> list[Call]:
@@ -589,10 +591,10 @@ def calls_with_larger_keep(config: RunConfig | None, skills: KeptSkills | None) 
         return []
     if skills is None or skills.verdict != "forgotten":
         return []
-    replayed = keep_settings(KnownSettings.of(config.settings), skills.batteries)
-    if not replayed:
+    larger_keep = keep_settings(KnownSettings.of(config.settings), skills.batteries)
+    if not larger_keep:
         return []
-    values = config.settings.model_dump()
-    given = {name: values[name] for name, source in config.sources.items() if source == "user"}
+    values, sources = config.settings.model_dump(), config.sources
+    chosen_by_user = {name: values[name] for name in sources if sources[name] == "user"}
     arguments = {"env_id": config.env_id, "model": config.model, "algorithm": config.algorithm}
-    return [Call("submit_train", {**arguments, "settings": {**given, **replayed}})]
+    return [Call("submit_train", {**arguments, "settings": {**chosen_by_user, **larger_keep}})]

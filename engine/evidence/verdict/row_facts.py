@@ -60,20 +60,21 @@ def read_row_facts(run: RunDir) -> RowFacts:
 
 def facts_of_rows(rows: Sequence[TaskRow], contamination: Contamination) -> RowFacts:
     """The facts about these rows, training and held-out; rows without a prompt are left out."""
-    rows = [row for row in rows if "prompt" in row]
-    train = [row for row in rows if row.get("split") not in ("heldout", "dev")]
-    heldout = [row for row in rows if row.get("split") == "heldout"]
-    pairs = [pair for pair in map(_answer_pair, train) if pair is not None]
+    with_prompt = [row for row in rows if "prompt" in row]
+    train = [row for row in with_prompt if row.get("split") not in ("heldout", "dev")]
+    heldout = [row for row in with_prompt if row.get("split") == "heldout"]
+    pairs = [pair for pair in map(_answer_pair, train) if pair is not None]  # (better, worse)
+    alike_pairs = sum(
+        _without_end_punctuation(better) == _without_end_punctuation(worse)
+        for better, worse in pairs
+    )
     return RowFacts(
         contamination=contamination,
         train=len(train),
         different=len({_key_of_row(row) for row in train}),
         contradicted=_contradicted(train),
         pairs=len(pairs),
-        alike_pairs=sum(
-            _without_end_punctuation(better) == _without_end_punctuation(worse)
-            for better, worse in pairs
-        ),
+        alike_pairs=alike_pairs,
         exam_words=_words_of_the_exam(train, heldout),
     )
 
@@ -87,19 +88,21 @@ def _key_of_row(row: TaskRow) -> tuple[str, str]:
 
 
 def _contradicted(rows: Iterable[TaskRow]) -> int:
-    """How many rows have the same prompt as another row, but another answer."""
-    answers: dict[str, Counter[str]] = {}
+    """How many rows have the same prompt as another row, but another answer. Rows without an answer
+    do not count."""
+    answer_counts: dict[str, Counter[str]] = {}  # prompt -> answer -> how many rows have both
     for row in rows:
         prompt, answer = _key_of_row(row)
         if answer:
-            answers.setdefault(prompt, Counter())[answer] += 1
-    return sum(counts.total() for counts in answers.values() if len(counts) > 1)
+            answer_counts.setdefault(prompt, Counter())[answer] += 1
+    return sum(counts.total() for counts in answer_counts.values() if len(counts) > 1)
 
 
 def _answer_pair(row: TaskRow) -> tuple[str, str] | None:
     """(better answer, worse answer) of a row, as text. Returns None if one of them is missing."""
     metadata = row.get("metadata") or {}
-    better, worse = metadata.get(CHOSEN) or row.get("answer"), metadata.get(REJECTED)
+    better = metadata.get(CHOSEN) or row.get("answer")  # without a pair: the reference answer
+    worse = metadata.get(REJECTED)
     if not better or not worse:
         return None
     return _last_text(better), _last_text(worse)
@@ -115,7 +118,8 @@ def _without_end_punctuation(answer: str) -> str:
     """The answer without case and blanks, and without punctuation at its ends, to tell whether two
     answers differ in more than that."""
     text = without_case_and_blanks(answer)
-    return text.strip(' .,;:!?"`' + "'")
+    punctuation = ' .,;:!?"`' + "'"
+    return text.strip(punctuation)
 
 
 def _words_of_the_exam(train: Sequence[TaskRow], heldout: Sequence[TaskRow]) -> tuple[str, ...]:
@@ -126,13 +130,13 @@ def _words_of_the_exam(train: Sequence[TaskRow], heldout: Sequence[TaskRow]) -> 
     """
     if min(len(train), len(heldout)) < _FEWEST_PROMPTS:
         return ()
-    in_train, in_heldout = _word_shares(train), _word_shares(heldout)
+    train_shares, heldout_shares = _word_shares(train), _word_shares(heldout)
     words = [
         word
-        for word, share in in_heldout.items()
-        if share >= _USUAL_WORD and in_train.get(word, 0.0) <= _RARE_WORD
+        for word, share in heldout_shares.items()
+        if share >= _USUAL_WORD and train_shares.get(word, 0.0) <= _RARE_WORD
     ]
-    return tuple(sorted(words, key=lambda word: (-in_heldout[word], word)))
+    return tuple(sorted(words, key=lambda word: (-heldout_shares[word], word)))
 
 
 def _word_shares(rows: Sequence[TaskRow]) -> Mapping[str, float]:

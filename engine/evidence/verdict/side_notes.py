@@ -44,7 +44,8 @@ def tie_sentences(sides: Sides, comparison: Comparison) -> list[str]:
     Returns [] if success changed on any task, or if something other than success was compared.
     """
     outcome = comparison.outcome
-    if comparison.measure != "success" or not outcome.n or outcome.gained or outcome.lost:
+    is_tie = outcome.n > 0 and not outcome.gained and not outcome.lost
+    if comparison.measure != "success" or not is_tie:
         return []
     return [*_reward_sentence(sides), *_cut_sentence(sides)]
 
@@ -134,10 +135,11 @@ def constant_answer(
     answers = _reference_answers(config, {row.task for row in rows})
     if not answers:
         return None
-    text, count = Counter(answers).most_common(1)[0]
-    shown = "" if is_of_sealed(config) else text
-    constant = ConstantAnswer(shown, right=count, tasks=len(answers))
-    if constant.share < _FREQUENT or success.low > constant.share:
+    ((most_frequent, count),) = Counter(answers).most_common(1)
+    shown_text = "" if is_of_sealed(config) else most_frequent
+    constant = ConstantAnswer(shown_text, right=count, tasks=len(answers))
+    model_beats_it = success.low > constant.share
+    if constant.share < _FREQUENT or model_beats_it:
         return None
     return constant
 
@@ -167,8 +169,11 @@ def _reference_answers(config: RunConfig, tasks: Collection[str]) -> list[str]:
     if not config.env_dir or not path.exists():
         return []
     rows, _ = read_lines(path, 0, max_bytes=_TASK_BYTES)
-    turns = [row.get("answer") or [] for row in rows if str(row.get("id")) in tasks]
-    texts = [str(answer[0].get("content") or "").strip() for answer in turns if len(answer) == 1]
+    texts = []
+    for row in rows:
+        turns = row.get("answer") or []
+        if str(row.get("id")) in tasks and len(turns) == 1:
+            texts.append(str(turns[0].get("content") or "").strip())
     return [text for text in texts if text]
 
 
@@ -178,9 +183,10 @@ def audit_sentences(config: RunConfig | None) -> list[str]:
     if not audit_risk(config) or config is None:
         return []
     audit = read_object(Path(config.env_dir) / "audit.json")
-    risks = ", ".join(str(risk) for risk in (audit.get("risks") or [])[:2])
-    named = f" ({risks} are paid)" if risks else ""
-    return [f"The reward audit of this environment says risk{named}: a score may not mean right."]
+    first_risks = (audit.get("risks") or [])[:2]  # kinds of wrong answers that are paid
+    risks = ", ".join(str(risk) for risk in first_risks)
+    remark = f" ({risks} are paid)" if risks else ""
+    return [f"The reward audit of this environment says risk{remark}: a score may not mean right."]
 
 
 def audit_risk(config: RunConfig | None) -> str:
@@ -227,7 +233,7 @@ def expectation_of(expected: str, comparison: Comparison) -> bool | None:
     the actual one is inconclusive.
     """
     verdict = comparison.outcome.verdict
-    target = target_in(expected)
+    target = target_in(expected)  # None if a verdict was expected
     if target is not None:
         after = comparison.after
         if not after or verdict == "unknown":
@@ -263,46 +269,51 @@ def calls_to_go_on(
         return calls_for_errors(run_id)
     if isinstance(config, PromptConfig):
         return _calls_after_prompt(run, config, comparison)
-    if is_constant and config is not None and comparison.outcome.verdict == "better":
-        best = f"{run_id}@best"
-        ask_arguments = {"env_id": config.env_id, "models": [best], "split": "train"}
-        return [Call("evaluate", ask_arguments), Call("diagnose", {"run_id": run_id})]
-    verdict = comparison.outcome.verdict
+    verdict, best_model = comparison.outcome.verdict, f"{run_id}@best"
+    diagnose = Call("diagnose", {"run_id": run_id})
+    if is_constant and config is not None and verdict == "better":
+        ask_arguments = {"env_id": config.env_id, "models": [best_model], "split": "train"}
+        return [Call("evaluate", ask_arguments), diagnose]
     if verdict == "unknown":
         return [Call("read_logs", {"run_id": run_id, "view": "events"})]
     show_changed = Call("read_rollouts", {"run_id": run_id, "pick": "changed"})
-    diagnose = Call("diagnose", {"run_id": run_id})
     if verdict != "better":
         return [show_changed, diagnose]
     if config is None or not _falls_short(config, comparison):
-        return [show_changed, Call("deploy", {"run_id": f"{run_id}@best"})]
+        return [show_changed, Call("deploy", {"run_id": best_model})]
     return [_call_to_train_on(run_id, config, comparison), diagnose, show_changed]
 
 
 def _calls_after_prompt(run: RunDir, config: PromptConfig, comparison: Comparison) -> list[Call]:
-    """The calls to suggest after a search for a prompt: what changed; where the new prompt is
-    better, also to train from it and to ask it again, as any environment version."""
+    """The calls to suggest after a search for a prompt.
+
+    They show what changed and the worst answers. If the new prompt is better, they train with it
+    and evaluate it instead, on the environment version that has it.
+    """
     show_changed = Call("read_rollouts", {"run_id": run.id, "pick": "changed"})
-    new_prompt = chosen_prompt(run.prompts)
-    verdict = comparison.outcome.verdict
+    show_worst = Call("read_rollouts", {"run_id": run.id, "pick": "worst"})
+    new_prompt = chosen_prompt(run.prompts)  # None if the search chose none
     if new_prompt is None:
-        return [Call("read_rollouts", {"run_id": run.id, "pick": "worst"})]
-    if verdict != "better":
-        return [show_changed, Call("read_rollouts", {"run_id": run.id, "pick": "worst"})]
-    ask_arguments = {"env_id": new_prompt.env_id, "models": [config.model]}
-    if config.models[0].endpoint is not None:
-        return [Call("evaluate", ask_arguments), show_changed]
+        return [show_worst]
+    if comparison.outcome.verdict != "better":
+        return [show_changed, show_worst]
+    evaluate = Call("evaluate", {"env_id": new_prompt.env_id, "models": [config.model]})
+    is_endpoint = config.models[0].endpoint is not None  # a model behind a URL cannot be trained
+    if is_endpoint:
+        return [evaluate, show_changed]
     train_arguments = {"env_id": new_prompt.env_id, "model": config.model, "algorithm": "grpo"}
-    return [Call("submit_train", train_arguments), Call("evaluate", ask_arguments), show_changed]
+    return [Call("submit_train", train_arguments), evaluate, show_changed]
 
 
 def _falls_short(config: TrainConfig, comparison: Comparison) -> bool:
-    """Whether the result misses its target; without a target, whether it solves less than
-    `ENOUGH`."""
+    """Whether the result misses its target; without a target, whether it solves less than half of
+    its tasks (`ENOUGH`)."""
     if target_in(config.expect) is not None:
         return expectation_of(config.expect, comparison) is False
-    level = comparison.after.value if comparison.after else None
-    return comparison.measure == "success" and level is not None and level < ENOUGH
+    solved_share = comparison.after.value if comparison.after else None
+    if comparison.measure != "success" or solved_share is None:
+        return False
+    return solved_share < ENOUGH
 
 
 def _call_to_train_on(run_id: str, config: TrainConfig, comparison: Comparison) -> Call:
@@ -312,9 +323,9 @@ def _call_to_train_on(run_id: str, config: TrainConfig, comparison: Comparison) 
     with the settings that the user gave. The target is passed on.
     """
     arguments: dict[str, object] = {"env_id": config.env_id, "model": f"{run_id}@best"}
-    level = comparison.after.value if comparison.after else None
-    can_select = comparison.measure == "success" and (level or 0.0) >= _GRPO_FROM
-    if config.algorithm == "sft" and can_select:
+    solved_share = (comparison.after.value if comparison.after else None) or 0.0
+    groups_differ = comparison.measure == "success" and solved_share >= _GRPO_FROM
+    if config.algorithm == "sft" and groups_differ:
         arguments["algorithm"] = "grpo"
     else:
         arguments |= {"algorithm": config.algorithm, **_given_settings(config)}
@@ -326,9 +337,9 @@ def _call_to_train_on(run_id: str, config: TrainConfig, comparison: Comparison) 
 def _given_settings(config: TrainConfig) -> dict[str, object]:
     """{"settings": the settings that the user gave}, for the arguments of a call; {} if none were
     given."""
-    values = config.settings.model_dump()
-    given = {name: values[name] for name, source in config.sources.items() if source == "user"}
-    return {"settings": given} if given else {}
+    values, sources = config.settings.model_dump(), config.sources
+    chosen_by_user = {name: values[name] for name in sources if sources[name] == "user"}
+    return {"settings": chosen_by_user} if chosen_by_user else {}
 
 
 def note_on_tasks_needed(comparison: Comparison, half: str) -> list[str]:

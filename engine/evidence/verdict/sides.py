@@ -69,6 +69,19 @@ def training_sides(run_dir: RunDir) -> Sides:
     )
 
 
+def reason_for_missing_rows(sides: Sides) -> str:
+    """Why the start or the result of a training run has no answers. "" if both have."""
+    if not sides.before and sides.taught:  # all tasks were left out
+        return "every reported held-out task stands in the training rows"
+    if not sides.before:
+        return "there is no evaluation before training (step 0)"
+    if sides.step is None:
+        return "there is no evaluation after step 0"
+    if not sides.after:
+        return f"the report half was not played with {sides.after_name}; it is, when the run ends"
+    return ""
+
+
 def is_chosen_on_dev(run_dir: RunDir) -> bool:
     """Whether dev tasks choose the checkpoint of a training run."""
     half = choosing(run_dir)
@@ -85,7 +98,12 @@ def evaluation_sides(run_dir: RunDir, config: RunConfig | None) -> Sides | None:
     if len(models) < 2:
         return None
     first, *others = models
-    best = max(others, key=lambda ref: compare_rows(models[first], models[ref]).lead)
+
+    def lead_over_first(ref: str) -> float:
+        """How far a model is ahead of the first; below 0 if it is behind."""
+        return compare_rows(models[first], models[ref]).lead
+
+    best = max(others, key=lead_over_first)
     return Sides(models[first], models[best], before_name=first, after_name=best)
 
 
@@ -107,9 +125,9 @@ def evaluated_models(run_dir: RunDir, config: RunConfig | None) -> dict[str, lis
             name = ref if ref not in models else f"{ref} (#{index + 1})"
             models[name] = rows
     choosing_ids = tasks_that_chose(run_dir.home, config.model_refs, config.env_id)
-    remaining = {name: without_tasks(rows, choosing_ids) for name, rows in models.items()}
-    every_model_has_rows = bool(remaining) and all(remaining.values())
-    return remaining if every_model_has_rows else models
+    unbiased = {name: without_tasks(rows, choosing_ids) for name, rows in models.items()}
+    every_model_has_rows = bool(unbiased) and all(unbiased.values())
+    return unbiased if every_model_has_rows else models
 
 
 def tasks_that_chose(home: Home, refs: Sequence[str], env_id: str) -> frozenset[str]:
@@ -118,10 +136,10 @@ def tasks_that_chose(home: Home, refs: Sequence[str], env_id: str) -> frozenset[
     `refs` are model references. A base model has no such tasks, and neither has a run with fewer
     than two checkpoints to choose from.
     """
-    run_ids = dict.fromkeys(trained_by(home, ref) for ref in refs)
+    run_ids = dict.fromkeys(trained_by(home, ref) for ref in refs)  # "" for a base model
     task_ids: set[str] = set()
     for run_id in run_ids:
-        if run_id and _had_several_checkpoints(home.run(run_id), env_id):  # "" for a base model
+        if run_id and _had_several_checkpoints(home.run(run_id), env_id):
             task_ids |= _tasks_that_chose_in(home.run(run_id))
     return frozenset(task_ids)
 
@@ -129,15 +147,17 @@ def tasks_that_chose(home: Home, refs: Sequence[str], env_id: str) -> frozenset[
 def _had_several_checkpoints(run: RunDir, env_id: str) -> bool:
     """Whether a run on this environment version had several checkpoints to choose from."""
     config = run.find_config()
+    is_on_version = config is not None and config.env_id == env_id
     # With step 0 and one later evaluation there was nothing to choose from.
-    return config is not None and config.env_id == env_id and len(run.eval_steps()) > 2
+    return is_on_version and len(run.eval_steps()) > 2
 
 
 def _tasks_that_chose_in(run: RunDir) -> frozenset[str]:
     """Ids of the tasks that chose the checkpoint: the validation half of the run's first
     evaluation."""
-    first = read_evaluation(run.evals(run.eval_steps()[0]))
-    return frozenset(row.task for row in in_half(first, VALIDATION))
+    first_step = run.eval_steps()[0]  # every later evaluation asks the same tasks
+    rows = read_evaluation(run.evals(first_step))
+    return frozenset(row.task for row in in_half(rows, VALIDATION))
 
 
 def tasks_left_out_sentence(run_dir: RunDir, config: RunConfig | None) -> list[str]:
@@ -149,7 +169,7 @@ def tasks_left_out_sentence(run_dir: RunDir, config: RunConfig | None) -> list[s
     if not isinstance(config, AskingConfig):
         return []
     chose_ids = tasks_that_chose(run_dir.home, config.model_refs, config.env_id)
-    asked_ids = {row.task for row in read_evaluation(run_dir.model_evals(0))}
+    asked_ids = {row.task for row in read_evaluation(run_dir.model_evals(0))}  # by the first model
     left_out_ids = asked_ids & chose_ids
     if not left_out_ids:
         return []
@@ -204,8 +224,8 @@ def is_same_checkpoint(home: Home, ref: str, asked: str) -> bool:
     run = home.run(run_id)
     _, _, checkpoint = ref.partition("@")
     step = step_of_checkpoint(run, checkpoint)
-    newest = None if asked_checkpoint else run.latest_checkpoint()
-    if newest is not None:
+    newest = run.latest_checkpoint()
+    if not asked_checkpoint and newest is not None:
         asked_step = checkpoint_step(newest)
     else:
         asked_step = step_of_checkpoint(run, asked_checkpoint)

@@ -69,6 +69,7 @@ from engine.evidence.verdict.side_notes import (
 from engine.evidence.verdict.sides import (
     Sides,
     evaluated_models,
+    reason_for_missing_rows,
     tasks_left_out_sentence,
     training_sides,
 )
@@ -137,13 +138,15 @@ class ModelLevel:
 
     def to_json(self) -> dict[str, object]:
         """The model with its level and its metrics as a JSON object."""
-        metrics = {
-            name: {"value": level.rounded_value, "interval": level.interval, "n": level.tasks}
-            for name, level in self.metrics.items()
-        }
         body: dict[str, object] = {"model": self.model}
-        body |= self.level.to_json() if self.level else {}
-        return {**body, "metrics": metrics} if metrics else body
+        if self.level:
+            body |= self.level.to_json()
+        if self.metrics:
+            body["metrics"] = {
+                name: {"value": level.rounded_value, "interval": level.interval, "n": level.tasks}
+                for name, level in self.metrics.items()
+            }
+        return body
 
 
 @dataclass(frozen=True)
@@ -256,11 +259,11 @@ class Verdict:
             return {}
         models = [model.to_json() for model in facts.models]
         probed = [result.to_json() for result in facts.robustness]
-        in_other_words = {"robustness": probed} if probed else {}
+        robustness_entry = {"robustness": probed} if probed else {}
         if facts.main is None or facts.flips is None:
-            return {"models": models, **in_other_words}
+            return {"models": models, **robustness_entry}
         return {
-            **in_other_words,
+            **robustness_entry,
             "before": ModelLevel(facts.main.against, self.comparison.before).to_json(),
             "after": ModelLevel(facts.main.model, self.comparison.after).to_json(),
             "models": models,
@@ -291,14 +294,16 @@ def run_verdict(run_dir: RunDir) -> Verdict:
 def _unknown_if_judge_refused(
     verdict: Verdict, run_dir: RunDir, config: RunConfig | None, redact: Redactor
 ) -> Verdict:
-    """The verdict; "unknown" with the reason if it would rest on a judge that may not decide."""
+    """The verdict, with what is to be said of the judge (a model that scores) it rests on; the
+    verdict "unknown", with the reason, if that judge may not decide."""
     measure = verdict.comparison.measure
-    if config is None or not config.env_dir or verdict.comparison.outcome.verdict == "unknown":
+    if config is None or not config.env_dir or verdict.word == "unknown":
         return verdict
-    refusal = redact.text(judge_refusal(run_dir.home, Path(config.env_dir), str(measure)))
+    env_dir = Path(config.env_dir)
+    refusal = redact.text(judge_refusal(run_dir.home, env_dir, str(measure)))
     if not refusal:
-        warnings = judge_sentences(run_dir, Path(config.env_dir), str(measure))
-        return replace(verdict, warnings=[*verdict.warnings, *map(redact.text, warnings)])
+        warnings = map(redact.text, judge_sentences(run_dir, env_dir, str(measure)))
+        return replace(verdict, warnings=[*verdict.warnings, *warnings])
     return replace(
         verdict,
         comparison=without_evidence(measure, refusal),
@@ -380,15 +385,15 @@ def _training_facts(
 
     `go_on_with` (a model to continue from instead) is left "" for the caller to fill in.
     """
-    env_id, expect = (config.env_id, config.expect) if config else ("", "")
+    env_id, expected = (config.env_id, config.expect) if config else ("", "")
     return TrainingFacts(
         half=sides.half,
         before=LevelAt(step=0, level=comparison.before),
         after=LevelAt(step=sides.step, level=comparison.after),
         checkpoints_compared=sum(step > 0 for step in run_dir.eval_steps()),
         flips=flips_of(comparison, sides.before, sides.after, redact),
-        expected=expect,
-        as_expected=expectation_of(expect, comparison),
+        expected=expected,
+        as_expected=expectation_of(expected, comparison),
         go_on_with="",
         holdout_use=holdout_use(run_dir.home, env_id, run_dir.id),
         kept_skills=kept_skills(run_dir),
@@ -411,9 +416,10 @@ def _warnings_about_answers(run_dir: RunDir, sides: Sides, forgotten: Sequence[s
 
 
 def _compare_sides(sides: Sides) -> Comparison:
-    """Compare the start of a training run with its result; "unknown" if either has no rows."""
+    """Compare the start of a training run with its result; the verdict is "unknown", with the
+    reason, if either has no rows."""
     comparison = compare_rows(sides.before, sides.after)
-    reason = _reason_for_missing_rows(sides)
+    reason = reason_for_missing_rows(sides)
     if not reason:
         return comparison
     # This reason says more than the "nothing was scored" of the comparison.
@@ -421,19 +427,6 @@ def _compare_sides(sides: Sides) -> Comparison:
     return Comparison(
         measure=None, outcome=outcome, before=comparison.before, after=comparison.after
     )
-
-
-def _reason_for_missing_rows(sides: Sides) -> str:
-    """Why the start or the result of a training run has no answers. "" if both have."""
-    if not sides.before and sides.taught:  # all tasks were left out
-        return "every reported held-out task stands in the training rows"
-    if not sides.before:
-        return "there is no evaluation before training (step 0)"
-    if sides.step is None:
-        return "there is no evaluation after step 0"
-    if not sides.after:
-        return f"the report half was not played with {sides.after_name}; it is, when the run ends"
-    return ""
 
 
 def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor) -> Verdict:
@@ -450,7 +443,8 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
         reason = _reason_for_no_comparison(run_dir, model_count=len(models))
         verdict = _verdict_on_levels(run_dir.id, levels, measure, reason, warnings)
         if len(models) == 1 and measure == "success":
-            constant = constant_answer(next(iter(models.values())), levels[0].level, config)
+            (rows,) = models.values()
+            constant = constant_answer(rows, levels[0].level, config)
             verdict = _with_sentences(verdict, sentences_on(constant))
     else:
         verdict = _verdict_on_models(run_dir, config, models, levels, redact)
@@ -523,10 +517,10 @@ def _evaluation_counts(
 ) -> dict[str, int]:
     """How many evaluations tested each model against the first of `refs`, by the reference of that
     model (without the first)."""
-    home, run_ids = run_dir.home, (run_dir.id,)
+    first, *others = refs
     return {
-        ref: evaluations_of_pair(home, config.env_id, models=(refs[0], ref), run_ids=run_ids)
-        for ref in refs[1:]
+        ref: evaluations_of_pair(run_dir.home, config.env_id, (first, ref), run_ids=(run_dir.id,))
+        for ref in others
     }
 
 
@@ -562,10 +556,9 @@ def _comparisons_with_first(
     first, *others = models
     comparisons = [compare_rows(models[first], models[ref]) for ref in others]
     corrected_comparisons = correct_for_many(comparisons, evaluation_counts)
-    # The second value of a pair is the corrected p value: not shown here.
     return [
         ModelComparison(ref, against=first, comparison=comparison)
-        for ref, (comparison, _) in zip(others, corrected_comparisons, strict=True)
+        for ref, (comparison, _corrected_p) in zip(others, corrected_comparisons, strict=True)
     ]
 
 

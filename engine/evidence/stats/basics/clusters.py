@@ -40,8 +40,8 @@ class Clusters:
             key = ("group", group) if group else ("task", task)
             members_by_group.setdefault(key, []).append(task)
         members = list(members_by_group.values())
-        is_any_shared = any(len(group_tasks) > 1 for group_tasks in members)
-        return Clusters(members) if is_any_shared else None
+        has_shared_group = any(len(group_tasks) > 1 for group_tasks in members)
+        return Clusters(members) if has_shared_group else None
 
     @property
     def count(self) -> int:
@@ -86,11 +86,11 @@ class Clusters:
             return sum(len(tasks) ** 2 for tasks in self.members) / self.task_count
         group_sums = (math.fsum(values[task] - mean for task in tasks) for tasks in self.members)
         squares_of_groups = math.fsum(group_sum * group_sum for group_sum in group_sums)
+        # The last factor makes the estimate unbiased for few groups.
         return squares_of_groups / squares_of_tasks * self.count / (self.count - 1)
 
     def p_of_mean(self, values: Mapping[str, float]) -> float:
-        """The two-sided p value of the hypothesis that the mean of `values` (task id -> value) is
-        0.
+        """The two-sided p value of the hypothesis that `values` (task id -> value) have the mean 0.
 
         McNemar's test for clustered pairs (Durkalski et al. 2003), with Student's t. Returns 1 for
         a single group, and if the values of every group sum to 0.

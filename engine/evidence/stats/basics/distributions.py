@@ -31,12 +31,10 @@ def log_binomial(successes: int, trials: int, probability: float) -> float:
         return 0.0 if successes == 0 else -math.inf
     if probability >= 1.0:
         return 0.0 if successes == trials else -math.inf
-    ways = (
-        math.lgamma(trials + 1) - math.lgamma(successes + 1) - math.lgamma(trials - successes + 1)
-    )
-    return (
-        ways + successes * math.log(probability) + (trials - successes) * math.log1p(-probability)
-    )
+    failures = trials - successes
+    # The logarithm of the binomial coefficient; lgamma(n + 1) is that of n factorial.
+    log_ways = math.lgamma(trials + 1) - math.lgamma(successes + 1) - math.lgamma(failures + 1)
+    return log_ways + successes * math.log(probability) + failures * math.log1p(-probability)
 
 
 def binomial_cdf(successes: int, trials: int, probability: float) -> float:
@@ -48,12 +46,10 @@ def binomial_cdf(successes: int, trials: int, probability: float) -> float:
         return 0.0
     if successes >= trials:
         return 1.0
-    return min(
-        1.0,
-        math.fsum(
-            math.exp(log_binomial(count, trials, probability)) for count in range(successes + 1)
-        ),
+    total = math.fsum(
+        math.exp(log_binomial(count, trials, probability)) for count in range(successes + 1)
     )
+    return min(1.0, total)  # a rounding error may lift the sum above 1
 
 
 def pass_at_k(attempts: int, correct: int, k: int) -> float:
@@ -66,11 +62,11 @@ def pass_at_k(attempts: int, correct: int, k: int) -> float:
         raise ValueError(f"pass@{k} needs at least {k} attempts, there are {attempts}")
     if attempts - correct < k:  # any choice of k attempts contains a right one
         return 1.0
-    # 1 - C(n - correct, k) / C(n, k). The quotient is a product of factors 1 - k / i; it is taken
-    # by logarithms because the counts can be huge.
-    return 1.0 - math.exp(
-        math.fsum(math.log1p(-k / i) for i in range(attempts - correct + 1, attempts + 1))
-    )
+    # 1 - C(n - correct, k) / C(n, k). The quotient, the chance that all k are wrong, is a product
+    # of factors 1 - k / i; it is taken by logarithms because the counts can be huge.
+    factors = range(attempts - correct + 1, attempts + 1)
+    log_chance_all_wrong = math.fsum(math.log1p(-k / i) for i in factors)
+    return 1.0 - math.exp(log_chance_all_wrong)
 
 
 def t_cdf(t: float, df: float) -> float:

@@ -49,14 +49,14 @@ class Summary:
         `heldout_<name>` for each metric of the environment. A metric of the environment named
         `reward` or `success` is dropped in favour of ours.
         """
-        trajectory_means = {f"{split}_reward": self.reward}
+        own_means = {f"{split}_reward": self.reward}
         if self.success is not None:
-            trajectory_means[f"{split}_success"] = self.success
+            own_means[f"{split}_success"] = self.success
         environment_means: dict[str, float] = {}
         for name, value in self.metrics.items():
             environment_means[f"{split}_{curve_name(name)}"] = value
-        # The first `trajectory_means` puts our columns first, the second overwrites equal names.
-        return trajectory_means | environment_means | trajectory_means
+        # The first `own_means` puts our columns first, the second overwrites equal names.
+        return own_means | environment_means | own_means
 
     @property
     def score(self) -> float:

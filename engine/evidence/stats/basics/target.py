@@ -45,12 +45,12 @@ class Target:
         if value is None:
             return f"Target {self.in_words}: not known, nothing was measured."
         show = percent if is_share else significant
-        word = "reached" if self.is_reached_by(value) else "not reached"
+        is_reached = self.is_reached_by(value)
+        word, caution = "reached" if is_reached else "not reached", ""
         low, high = interval
         if low is None or high is None:
             return f"Target {self.in_words}: {word}, {show(value)}."
-        caution = ""
-        if word == "reached" and low < self.level:
+        if is_reached and low < self.level:  # the true level may be below the target
             word = "reached, but not for sure"
             caution = "; more tasks would tell whether it holds"
         between = f"{show(low)} to {show(high)}"
@@ -66,7 +66,8 @@ def target_in(expect: str) -> Target | None:
     match = _TARGET.fullmatch(expect)
     if match is None:
         return None
-    level = float(match[1]) / (100 if match[2] else 1)
+    number, percent_sign = match.groups()
+    level = float(number) / (100 if percent_sign else 1)
     return Target(level) if 0 < level <= 1 else None
 
 

@@ -15,15 +15,9 @@ from engine.core.hints import Change
 from engine.evidence.detect.alerts import Watch
 from engine.evidence.detect.detectors import DETECTORS, IDS, find_all, not_judged
 from engine.evidence.detect.findings import ORDER, Finding, edit_lever, ranked, setting_lever
-from engine.evidence.detect.views import (
-    Facts,
-    View,
-    is_pleased_and_wrong,
-    level_if_lasting,
-    trend,
-    view_of,
-)
+from engine.evidence.detect.views import Facts, View, is_pleased_and_wrong, view_of
 from engine.evidence.stats import text_metrics, thresholds
+from engine.evidence.stats.trends import level_if_lasting, trend
 from engine.home.run_dir import RunDir
 from engine.records.known_settings import KnownSettings
 from engine.records.settings import SCHEMAS
@@ -216,8 +210,8 @@ def test_thresholds_are_used():
 
 def test_a_known_cause_comes_before_what_usually_stands_higher():
     plain = Finding("truncation", "cut", {}, edit_lever("x"))
-    cause = Finding("uniform_groups", "alike", {}, edit_lever("x"), root=True)
-    errors = Finding("reward_errors", "raise", {}, edit_lever("x"), root=True)
+    cause = Finding("uniform_groups", "alike", {}, edit_lever("x"), is_cause=True)
+    errors = Finding("reward_errors", "raise", {}, edit_lever("x"), is_cause=True)
     machine = Finding("infra", "disk", {}, edit_lever("x"))
     assert ranked([plain, cause, machine, errors]) == [machine, errors, cause, plain]
 
