@@ -119,7 +119,7 @@ class SkyExecutor:
 
     def close(self) -> None:
         """End the connections to the server and to a cluster."""
-        self._leave()
+        self._disconnect()
         self.api.close()
 
     def capabilities(self) -> Caps:

@@ -49,9 +49,8 @@ def address_of(handle: object) -> Address | None:
     ip = None
     if isinstance(first_pair, tuple) and len(first_pair) == 2:
         internal_ip, external_ip = first_pair
-        ip = (
-            external_ip or internal_ip
-        )  # a pod, or a machine of a private network, has no outer one
+        # A pod, or a machine of a private network, has no external address.
+        ip = external_ip or internal_ip
     port = ports[0] if isinstance(ports, list) and ports else _DEFAULT_PORT
     if not isinstance(ip, str) or not isinstance(port, int) or not 0 < port < 65536:
         return None
