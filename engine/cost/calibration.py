@@ -181,10 +181,14 @@ def experience(home: Home, speed: Speed, kind: str) -> Experience:
 def speed_here(
     home: Home, hardware: Hardware, precision: str, compute: str = LOCAL
 ) -> tuple[Speed, Experience]:
-    """Return the speed of a machine at a precision, and the finished runs of the home.
+    """Return the speed of a machine, and the finished runs of the home on it, which correct the
+    predictions made from that speed.
 
-    The runs correct the predictions made from that speed. Another machine than this one is not
-    measured: its own runs alone correct the table.
+    Args:
+        hardware: the machine.
+        precision: "float32" or "bfloat16".
+        compute: "local" for this machine, or a host such as "ssh:box". A host is not measured: its
+            speed is that of the table, and only its own runs correct it.
     """
     device = hardware.device
     if compute != LOCAL:

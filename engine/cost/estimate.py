@@ -143,9 +143,8 @@ def _forecast_with(
     settings: settings_schema.Resolved,
     teacher: ResolvedTeacher | None,
 ) -> Forecast:
-    """Estimate a planned run with `settings` instead of its own settings.
-
-    `teacher` is the teacher of a distillation, None for any other run."""
+    """Estimate a planned run with `settings` instead of its own settings. `teacher` is the teacher
+    of a distillation, None for any other run."""
     model, env, machine = run.model.facts, run.env_facts, run.hardware
     base_path = run.model.base_path
     return estimate(home, settings, model, env, machine, teacher=teacher, base_path=base_path)
@@ -184,9 +183,9 @@ def _submit_call(env_id: str, model: str, algorithm: str, settings: Mapping[str,
 
 
 def _estimate_reply(home: Home, run: PlannedRun, forecast: Forecast, submit_call: Call) -> Reply:
-    """Make the reply of an estimate: figures, a summary, warnings, and the role of each GPU.
-
-    `next` has `submit_call` if the run fits and has rows, and what narrows a wide range first."""
+    """Make the reply of an estimate: figures, a summary, warnings, and the role of each GPU. In it
+    `next` has `submit_call` if the run fits and has rows, and before it what narrows a wide range.
+    """
     figures, settings = forecast.estimate, run.resolved.settings
     misfit = none_fit(env_facts.statistics(run.env_facts, settings), settings)
     text = summary(figures)
@@ -232,6 +231,10 @@ def estimate(
     """Estimate the hours, the money, and the bytes of memory and disk that a run takes.
 
     Args:
+        resolved: the run's settings, with a value for each.
+        model: the sizes of the base model.
+        env: measured facts about the environment's tasks.
+        hardware: the machine on which the run is to run.
         teacher: the teacher, if the run is a distillation.
         base_path: folder of the base model, None if it is not known. It identifies finished runs of
             the same model, and shows how much of the weights is still to be downloaded.
@@ -240,11 +243,9 @@ def estimate(
     speed, past_runs = speed_here(home, hardware, settings.precision, settings.compute)
     plan = _plan_of_run(home, resolved, model, env, hardware.device, past_runs, teacher, base_path)
     plan = _limited_to_gpu_share(home, plan, past_runs.memory_factor(resolved.algorithm))
-    teacher_model = teacher.model if teacher else None
+    teacher_path = teacher.model.base_path if teacher and teacher.model else None
     circumstances = _Circumstances(
-        download_bytes=_download_bytes(
-            base_path, teacher_model.base_path if teacher_model else None
-        ),
+        download_bytes=_download_bytes(base_path, teacher_path),
         gpu_hour_price=price_of(home, settings.compute),
         disk_free=hardware.disk_free,
         load=hardware.load,
@@ -279,10 +280,9 @@ def _plan_of_run(
 
 
 def _limited_to_gpu_share(home: Home, plan: Plan, factor: float) -> Plan:
-    """Limit the plan's device to the share of a GPU that one run gets if several share a GPU.
-
-    The plan is returned unchanged if runs do not share GPUs, or if the run does not fit into a
-    share. `factor` corrects the predicted bytes by those of finished runs."""
+    """Limit the plan's device to the share of a GPU that one run gets if several share a GPU. The
+    plan is returned unchanged if runs do not share GPUs, or if the run does not fit into a share.
+    `factor` corrects the predicted bytes by those of finished runs."""
     runs = int(home.user_config().runs_per_gpu) if plan.device.kind == "cuda" else 1
     if runs <= 1:
         return plan
@@ -405,7 +405,8 @@ def _setting_to_lower(plan: Plan, speed: throughput.Speed, memory_bytes: int) ->
     saves most memory. Otherwise it is the setting which saves most time.
     """
     is_ample = lowering.fit_of(memory_bytes, plan.device.memory_total) == "fits"
-    return lowering.lowered(plan, speed, peak_bytes=None if is_ample else memory_bytes)
+    peak_bytes = None if is_ample else memory_bytes
+    return lowering.lowering_in_words(plan, speed, peak_bytes)
 
 
 def with_score_time(speed: throughput.Speed, env: EnvFacts, workers: int) -> throughput.Speed:

@@ -89,8 +89,8 @@ def _hours_of(seconds: Mapping[str, float], hardware: Hardware, *, is_measured: 
     # A measured speed already includes the share of the CPU that other processes take; the table
     # does not. engine/cost/hours.py does the same for training runs.
     is_slowed = hardware.device.kind == "cpu" and not is_measured
-    slowed = 1.0 + hardware.load if is_slowed else 1.0
-    likely = slowed * seconds["likely"]
+    slowdown = 1.0 + hardware.load if is_slowed else 1.0
+    likely = slowdown * seconds["likely"]
     # min and max, because "likely" may lie outside of low and high: it follows finished runs, whose
     # answers may be shorter or longer than these two levels assume.
     return Range(
@@ -189,9 +189,12 @@ class EndpointCost:
     unpriced: tuple[str, ...] = ()
 
     def to_json(self) -> JsonObject:
-        """Return the fields that a reply's `estimate` shows."""
-        figures = {"calls": self.calls.to_json(), "money": self.money.to_json()}
-        return figures | ({"unpriced": list(self.unpriced)} if self.unpriced else {})
+        """Return the fields that a reply's `estimate` shows: calls and money from low to high, and
+        "unpriced" if a model has no price."""
+        figures: JsonObject = {"calls": self.calls.to_json(), "money": self.money.to_json()}
+        if self.unpriced:
+            figures["unpriced"] = list(self.unpriced)
+        return figures
 
     def in_words(self) -> str:
         """Write the cost such as "about 100 calls, about 0.12 in money (0.05 to 0.5)"."""

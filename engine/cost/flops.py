@@ -271,12 +271,13 @@ class Plan:
         settings = self.settings
         return isinstance(settings, SFTSettings | GRPOSettings) and settings.keep > 0
 
-    def own_answers(self) -> tuple[float, Lengths]:
-        """Return how many practice questions the start model answers before the first step, and the
-        lengths in tokens of one question with its answer.
+    def practice_questions(self) -> tuple[float, Lengths]:
+        """Return (how many practice questions the start model answers before the first step, the
+        lengths in tokens of one question with its answer).
 
-        The right answers are replayed in the training steps. The number is 0 if the run asks no
-        practice questions. The train tasks of `keep_env` count as if they were practice questions.
+        The right answers are replayed in the training steps, so more questions are asked than rows
+        are replayed. The number is 0 if the run asks no practice questions. The train tasks of the
+        setting `keep_env` count as if they were practice questions.
         """
         rows_to_replay = self.settings.steps * self.replayed_rows
         questions = rows_to_replay / _RIGHT_SHARE  # more, because some are answered wrongly
@@ -287,11 +288,13 @@ class Plan:
 
     def replayed_row(self) -> Lengths:
         """Return the lengths of a replayed row, which is a practice question with its answer."""
-        return self.own_answers()[1]
+        _, row = self.practice_questions()
+        return row
 
     @property
     def packed(self) -> bool:
-        """Whether the rows of a step share forward passes; in DPO and GRPO they always do."""
+        """Whether several rows of a step go through the model in one forward pass. In SFT the
+        setting `packing` decides; in all other algorithms they do."""
         return not isinstance(self.settings, SFTSettings) or self.settings.packing
 
     @property
@@ -302,7 +305,8 @@ class Plan:
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens of a turn: the setting, or in SFT and DPO the limit of evaluations."""
+        """Most tokens that are sampled in a turn: the setting, or in SFT and DPO the limit of
+        evaluations."""
         return self._limits.max_tokens
 
     @property
@@ -326,11 +330,13 @@ class Plan:
         return SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
 
     def episode(self, level: str) -> Lengths:
-        """Return the lengths of a typical episode at a level; see `SamplingPlan.episode`."""
+        """Return the lengths in tokens of a typical episode (all turns of one rollout). `level`
+        says whether turns are assumed to be "low" (short), "likely" or "high" (long)."""
         return self.sampling.episode(level)
 
     def turns(self, level: str) -> float:
-        """Return the assistant turns of an episode at a level; see `SamplingPlan.turns`."""
+        """Return how many assistant turns an episode is assumed to have at a level ("low",
+        "likely", "high"); 1 in a single-turn environment."""
         return self.sampling.turns(level)
 
     def trained_row(self) -> Lengths:

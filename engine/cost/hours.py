@@ -33,7 +33,7 @@ _NORMAL_90 = 1.645  # standard deviations on each side of a 90 % interval
 DOWNLOAD_RATE = 2e7  # bytes per second
 _WIDE = 10.0  # beyond this factor between low and high a range says little
 # The arguments of a submit that estimate_cost and dry_run take too.
-_OF_ESTIMATES = ("env_id", "model", "algorithm", "settings", "then", "vary")
+_ESTIMATE_ARGUMENTS = ("env_id", "model", "algorithm", "settings", "then", "vary")
 # What a summary says of such a range.
 WIDE_NOTE = "a wide range: the first call in next measures more"
 
@@ -41,24 +41,31 @@ WIDE_NOTE = "a wide range: the first call in next measures more"
 def narrowing_call(
     home: Home, hours: Range, basis: str, arguments: Mapping[str, object]
 ) -> Call | None:
-    """Make the call that narrows a wide range of hours; None if the range is not wide, or if the
-    run goes to another machine, where nothing can be tried beforehand.
+    """Make the call of a tool that narrows a wide range of hours; None if the range is not wide, or
+    if the run goes to another machine, where nothing can be tried beforehand.
 
     While the machine is still being measured, that is the estimate once more; otherwise two real
-    steps of the run, whose seconds the reply tells. `arguments` are those of the run's submit.
+    steps of the run, whose seconds the reply tells.
+
+    Args:
+        basis: "model" if the hours come from a table of speeds, "measured" if not.
+        arguments: the arguments with which the run would be submitted.
     """
     settings = arguments.get("settings")
     is_here = not isinstance(settings, Mapping) or compute_of(settings) == LOCAL
     if not is_here or not is_wide(hours):
         return None
-    of_run = {name: arguments[name] for name in _OF_ESTIMATES if name in arguments}
+    estimate_arguments = {
+        name: arguments[name] for name in _ESTIMATE_ARGUMENTS if name in arguments
+    }
     if basis == "model" and throughput.is_being_measured(home):
-        return Call("estimate_cost", of_run)
-    return Call("dry_run", {**of_run, "smoke": True})
+        return Call("estimate_cost", estimate_arguments)
+    return Call("dry_run", {**estimate_arguments, "smoke": True})
 
 
 def is_wide(hours: Range) -> bool:
-    """Whether a range of hours spans so much that it says little."""
+    """Tell whether a range of hours spans so much (a factor of more than ten) that it says
+    little."""
     return hours.high > _WIDE * hours.low
 
 

@@ -48,7 +48,7 @@ def fit_of(total: int, available: int) -> Fit:
     return "tight" if total > _TIGHT * available else "fits"
 
 
-def lowered(plan: Plan, speed: Speed, peak_bytes: int | None) -> str:
+def lowering_in_words(plan: Plan, speed: Speed, peak_bytes: int | None) -> str:
     """Name the setting whose lowering saves most, such as "max_length from 512 to 256"; "" if none
     helps.
 

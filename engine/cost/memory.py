@@ -19,6 +19,7 @@ _CHECKPOINT_FILES = 200_000  # bytes of the other files of a checkpoint
 # also ids, masks and log-probabilities.
 _LINE_BYTES, _TOKEN_BYTES = 600, 12
 _STEP_BYTES = 600  # bytes of the metrics and events of a step
+_TRANSFORMERS_BYTES = 1.3e8  # of memory that the imported library transformers takes
 
 
 def memory(plan: Plan) -> PeakMemory:
@@ -122,8 +123,8 @@ def _sampling_peak(plan: Plan, job: Job, rows_at_once: int) -> _Peak:
     else:
         model_bytes = model_bytes + kv_cache + logits
     overhead = _overhead_bytes(plan, model_bytes)
-    is_alone = job.has_server and job.sampling_gpus  # the server has GPUs of its own
-    total = server_bytes if is_alone else model_bytes + overhead + server_bytes
+    has_own_gpus = job.has_server and job.sampling_gpus
+    total = server_bytes if has_own_gpus else model_bytes + overhead + server_bytes
     return _Peak(total, logits, overhead, kv_cache=kv_cache)
 
 
@@ -237,7 +238,8 @@ def _sampled_completions(plan: Plan) -> int:
         completions = max((battery.tasks for battery in plan.batteries), default=0)
     if isinstance(plan.settings, RolloutSettings):  # each step samples completions to train on
         completions = max(completions, plan.rows)
-    return max(completions, round(plan.own_answers()[0]))
+    practice_questions, _ = plan.practice_questions()
+    return max(completions, round(practice_questions))
 
 
 def _longest_trained_sequence(plan: Plan) -> float:
@@ -282,7 +284,7 @@ def _overhead_bytes(plan: Plan, model_bytes: float) -> float:
         return overhead
     # The first run of a model in a home also loads the model through transformers, to compare the
     # results of both. That takes the bytes of the library and a second copy of the weights.
-    return overhead + (1.3e8 + plan.loaded.weights)
+    return overhead + (_TRANSFORMERS_BYTES + plan.loaded.weights)
 
 
 def _activation_bytes(plan: Plan, tokens: float) -> float:

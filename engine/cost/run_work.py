@@ -204,7 +204,7 @@ def evaluation_work(plan: Plan, level: str) -> Work:
     of the held-out pairs. `level` ("low", "likely" or "high") says how long sampled answers are
     assumed to be.
     """
-    questions, answer = plan.own_answers()
+    questions, answer = plan.practice_questions()
     work = rollouts(plan.sampling, questions, questions, answer) if questions else Work()
     rows = evaluated_rows(plan)
     if not rows:  # eval_rows is 0: nothing is evaluated

@@ -153,11 +153,12 @@ def table(device: Device, cores: int, precision: str) -> Speed:
 
 
 def _cpu_speed(cores: int) -> Speed:
-    """Return the usual speed of a CPU with `cores` cores."""
-    threads = min(cores, 16) ** 0.85  # cores share one memory, so more of them help less
+    """Return the usual speed of a CPU with `cores` cores. The numbers are low guesses."""
+    # Cores share one memory, so more of them help less, and beyond 16 not at all.
+    effective_cores = min(cores, 16) ** 0.85
     return Speed(
-        train_flops_per_s=2.2e10 * threads,
-        sample_flops_per_s=1.5e10 * threads,
+        train_flops_per_s=2.2e10 * effective_cores,
+        sample_flops_per_s=1.5e10 * effective_cores,
         moved_bytes_per_s=1.0e10,
         layer_decode_s=1.2e-3,
         layer_update_s=6e-3,
@@ -200,7 +201,7 @@ def load(home: Home, device: Device, cores: int, precision: str) -> Speed:
         stored = read_json(home.speed)
     except (OSError, ValueError):
         return by_table
-    if not isinstance(stored, dict) or not _is_of(stored, device):
+    if not isinstance(stored, dict) or not _is_measurement_of(stored, device):
         return by_table
     rates = _speed_fields({name: value for name, value in stored.items() if _is_rate(value)})
     most_important = {"train_flops_per_s", "sample_flops_per_s", "layer_decode_s", "layer_update_s"}
@@ -209,10 +210,11 @@ def load(home: Home, device: Device, cores: int, precision: str) -> Speed:
     return replace(by_table, **rates, measured=True)
 
 
-def _is_of(stored: Mapping[str, Any], device: Device) -> bool:
-    """Return whether a stored measurement is of this kind of device, and of the same GPU model."""
-    same_kind = stored.get("device") == device.kind
-    return same_kind and (device.kind == "cpu" or stored.get("name") == device.name)
+def _is_measurement_of(stored: Mapping[str, Any], device: Device) -> bool:
+    """Tell whether a stored measurement is of this kind of device, and of the same GPU model."""
+    if stored.get("device") != device.kind:
+        return False
+    return device.kind == "cpu" or stored.get("name") == device.name
 
 
 def _speed_fields(probe: dict[str, float]) -> dict[str, float]:
@@ -239,19 +241,19 @@ def _speed_fields(probe: dict[str, float]) -> dict[str, float]:
 
 
 def _is_rate(value: Any) -> bool:
-    """Return whether `value` is a positive finite number; True and False do not count as
-    numbers."""
+    """Tell whether `value` is a positive finite number; True and False do not count as numbers."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and math.isfinite(value) and value > 0
 
 
 def ensure(home: Home, hardware: Hardware, wait_s: float) -> bool:
     """Measure the speed of this machine unless it is known, and wait at most `wait_s` seconds.
+    Returns whether there is a measurement now.
 
-    Returns whether there is a measurement now. A probe (a short measurement by a worker process) is
-    started and waited for. If it takes longer than `wait_s`, it continues and serves later calls.
-    No probe is started while a run holds the device (a busy device would be measured), if no
-    interpreter has torch, or if the disk cannot be written.
+    A probe (a short measurement by a worker process) is started and waited for. If it takes longer
+    than `wait_s`, it continues and serves later calls. No probe is started while a run holds the
+    device (a busy device would be measured), if no interpreter has torch, or if the disk cannot be
+    written.
     """
     if is_measured(home, hardware.device):
         return True
@@ -273,12 +275,12 @@ def ensure(home: Home, hardware: Hardware, wait_s: float) -> bool:
 
 
 def is_being_measured(home: Home) -> bool:
-    """Return whether a probe of this machine is running."""
+    """Tell whether a probe (a short measurement of this machine's speed) is running."""
     return is_locked(_probe_lock_file(home))
 
 
 def is_measured(home: Home, device: Device) -> bool:
-    """Return whether the home holds a measurement of this device."""
+    """Tell whether the home holds a measurement of this device's speed."""
     # Any values of `cores` and `precision` do: they only change the rates of the table.
     return load(home, device, cores=1, precision="float32").measured
 
@@ -319,7 +321,7 @@ def _spawn_probe(home: Home, device: Device, python: str, lock: int) -> None:
 
     The process inherits the file descriptor `lock`, so the lock is held until the process ends.
     """
-    of_device = {
+    variables = {
         "HONESMITH_DEVICE": device.id,
         "HONESMITH_DEVICE_NAME": device.name,
         "CUDA_VISIBLE_DEVICES": device.visible,
@@ -330,7 +332,7 @@ def _spawn_probe(home: Home, device: Device, python: str, lock: int) -> None:
         [python, "-P", *programs.command("speed_probe"), str(home.speed)],
         cwd=home.cache,
         log=home.speed.with_name("speed.log"),
-        env=os.environ | of_device,
+        env=os.environ | variables,
         pass_fds=(lock,),
     )
     if hasattr(resource, "prlimit"):

@@ -13,28 +13,34 @@ from engine.records.settings import GivenSettings, TrainSettings
 
 
 def compute_of(settings: GivenSettings) -> str:
-    """Where a run with these settings, as a user gave them, is to run."""
+    """Return where a run with these settings is to run: a host such as "ssh:box", or LOCAL for this
+    machine. The settings are as a user gave them; anything that names no host means LOCAL."""
     compute = settings.get("compute")
-    return compute if isinstance(compute, str) and compute.startswith(hosts.KINDS) else LOCAL
+    if isinstance(compute, str) and compute.startswith(hosts.KINDS):
+        return compute
+    return LOCAL
 
 
 def machine_for(home: Home, settings: GivenSettings) -> Hardware:
-    """The machine that a run with these settings is planned for: this one, or a host as it was when
-    it was checked last. Raises UserError HOST_NOT_FOUND or HOST_UNUSABLE."""
+    """Return the hardware that a run with these settings is planned for: that of this machine, or
+    of a host as it was at its last check. Raises UserError HOST_NOT_FOUND or HOST_UNUSABLE."""
     compute = compute_of(settings)
     return hardware.detect(home.root) if compute == LOCAL else hosts.machine_of(home, compute)
 
 
 def has_vllm(settings: GivenSettings, *, is_here: bool) -> bool:
-    """Whether a run with these settings may be sampled by vLLM: on a host none is set up."""
+    """Tell whether vLLM may sample for a run with these settings. `is_here` says whether vLLM is
+    installed on this machine; the set-up of a host never installs it."""
     return is_here and compute_of(settings) == LOCAL
 
 
 def check_placement(home: Home, settings: TrainSettings, record: EnvRecord) -> str:
-    """Check that a run can be carried out on the host that its settings name.
+    """Check that a run can be carried out on the host that its settings name; `record` is the
+    environment that it trains on.
 
-    Returns where it runs, in words; "" for a run on this machine. Raises UserError HOST_NOT_FOUND,
-    HOST_UNUSABLE, ENV_DEPS or SETTING_INVALID.
+    Returns a text that says where it runs; "" for a run on this machine. Raises UserError
+    HOST_NOT_FOUND, HOST_UNUSABLE (not set up), ENV_DEPS (the environment cannot be used there) or
+    SETTING_INVALID.
     """
     if settings.compute == LOCAL:
         return ""
@@ -59,14 +65,14 @@ def check_placement(home: Home, settings: TrainSettings, record: EnvRecord) -> s
 
 
 def check_rented(home: Home, settings: TrainSettings, hours: float) -> None:
-    """Check that a run may rent the machine that its settings name, by what its last check was
-    offered; nothing is asked of anybody, and other places have no such limits.
+    """Check that a run may rent the machine that its settings name. The price is the one that the
+    host's last check was offered, so no connection is made. Hosts that are not rented pass.
 
     Args:
-        hours: that it likely takes.
+        hours: how long the run likely takes.
 
-    Raises UserError BUDGET where the machine is dearer than its host allows, or would end before
-    the run; HOST_* as `machine_for`.
+    Raises UserError BUDGET if an hour costs more than the host's max_price, or if the run takes
+    longer than its max_hours; HOST_NOT_FOUND or HOST_UNUSABLE as `machine_for`.
     """
     if settings.compute == LOCAL:
         return
@@ -94,14 +100,14 @@ def check_rented(home: Home, settings: TrainSettings, hours: float) -> None:
         )
 
 
-def refuse_trial(settings: GivenSettings, asked: str) -> None:
-    """Raise UserError BAD_ARGUMENT where something is to be tried here, on this machine, of a run
-    that goes to another. `asked` is the argument that asks for it."""
+def refuse_trial(settings: GivenSettings, argument: str) -> None:
+    """Raise UserError BAD_ARGUMENT if a user wants to try a model on this machine before a run that
+    goes to another. `argument` is the name of the argument that asks for the trial; "" for none."""
     compute = compute_of(settings)
-    if compute != LOCAL and asked:
+    if compute != LOCAL and argument:
         raise UserError(
             "BAD_ARGUMENT",
-            f"{asked} tries the model on this machine, and compute = {compute!r} is another",
-            hint=f"Leave {asked} out, or compute.",
-            field=asked,
+            f"{argument} tries the model on this machine, and compute = {compute!r} is another",
+            hint=f"Leave {argument} out, or compute.",
+            field=argument,
         )

@@ -29,7 +29,7 @@ from engine.home.store import Store
 from engine.home.user_config import key_of
 from engine.records.run_config import DistillConfig, EndpointTeacher, LocalTeacher, TrainConfig
 
-SOURCES = "source"  # folder over there: one folder of our source for each hash
+SOURCES = "source"  # folder on the host: one folder of this program's source for each hash
 _LEFT_OUT = frozenset({"__pycache__"})
 # Weights in forms that nothing of ours loads where safetensors stand beside them.
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf")
@@ -37,8 +37,13 @@ _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf")
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder that a run reads over there: its name below the root of the connection, and the
-    files by name."""
+    """A folder that a run reads on the host.
+
+    Attributes:
+        name: its name there, below the root of the connection.
+        files: the files on this machine, by their names in the folder.
+        digests: the SHA-256 of each file, by the same names.
+    """
 
     name: str
     files: Mapping[str, Path]
@@ -47,7 +52,8 @@ class Folder:
 
 @dataclass(frozen=True)
 class EnvVersionUsed:
-    """A version of an environment: its place, and what its row in the database says."""
+    """A version of an environment that a run uses: its folder here, and what its row in the
+    database says."""
 
     name: str
     hash: str
@@ -56,15 +62,16 @@ class EnvVersionUsed:
     folder: Path
 
     def to_json(self) -> JsonObject:
+        """Return the version's row of the database, for the database of the home on the host."""
         return {"name": self.name, "hash": self.hash, "kind": self.kind, "info": self.info}
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """All that a run needs.
+    """All that a run needs on the host.
 
     Attributes:
-        config: the content of its config.json over there.
+        config: the content of its config.json there.
         run_files: what its folder holds before it starts, by path in it; config.json is not among
             them.
         models: the folders of base models.
@@ -78,7 +85,8 @@ class Bundle:
 
 
 def source_archive() -> bytes:
-    """An archive of the packages that a run needs, the same bytes for the same source."""
+    """Return a tar archive of this program's packages that a run needs: `engine` and `envs`. The
+    same source always gives the same bytes, so that its hash can name it."""
     with io.BytesIO() as file:
         with tarfile.open(fileobj=file, mode="w") as archive:
             for package in (engine, envs):
@@ -89,7 +97,7 @@ def source_archive() -> bytes:
 
 
 def _folder_archive(folder: Path) -> bytes:
-    """An archive of a folder's files, the same bytes for the same files."""
+    """Return a tar archive of a folder's files. The same files always give the same bytes."""
     with io.BytesIO() as file:
         with tarfile.open(fileobj=file, mode="w") as archive:
             for path in _files_below(folder):
@@ -98,14 +106,20 @@ def _folder_archive(folder: Path) -> bytes:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """Every file below a folder, in a fixed order; links to files count as files."""
-    for place, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name not in _LEFT_OUT)
-        yield from (Path(place, name) for name in sorted(names) if Path(place, name).is_file())
+    """Yield every file below a folder, in a fixed order. Links to files count as files; folders of
+    compiled Python are left out."""
+    for parent, subfolders, names in os.walk(folder):
+        # Changed in place: that is how os.walk is told where to go on, and in which order.
+        subfolders[:] = sorted(name for name in subfolders if name not in _LEFT_OUT)
+        for name in sorted(names):
+            path = Path(parent, name)
+            if path.is_file():
+                yield path
 
 
 def _add(archive: tarfile.TarFile, name: str, path: Path) -> None:
-    """Add a file to an archive without anything of this machine: owner, time, rights."""
+    """Add the file `path` to an archive under `name`. Its owner, time and rights on this machine
+    are left out, so that equal files give equal archives."""
     member = tarfile.TarInfo(name)
     content = path.read_bytes()
     member.size, member.mode = len(content), 0o600
@@ -113,14 +127,14 @@ def _add(archive: tarfile.TarFile, name: str, path: Path) -> None:
 
 
 def bundle_of(run: RunDir, config: TrainConfig, root: str, home_id: str, run_folder: str) -> Bundle:
-    """Collect what a training run needs.
+    """Collect what a training run needs on the host. The paths in its config become paths there.
 
     Args:
-        root: the absolute path over there below which everything lies.
-        home_id: the id of this home there.
+        root: the absolute path on the host below which everything lies.
+        home_id: the name of this home there.
         run_folder: the run's folder there, below the root.
 
-    Raises UserError where something of it is gone here, or cannot go there.
+    Raises UserError if something of it no longer exists here, or cannot be used there.
     """
     home = run.home
     content = read_json(run.config)
@@ -128,14 +142,15 @@ def bundle_of(run: RunDir, config: TrainConfig, root: str, home_id: str, run_fol
     models = {base.name: base}
     run_root = f"{root}/{run_folder}"
     content["base"]["path"] = f"{root}/{base.name}"
-    content["start_adapter"] = _moved(content.get("start_adapter"), run, run_root)
+    content["start_adapter"] = _path_on_host(content.get("start_adapter"), run, run_root)
     content["waits_for"] = []  # what it waited for is in its folder by now
-    content["plan"] = None
+    content["plan"] = None  # plans are kept by this home alone
     if isinstance(config, DistillConfig) and isinstance(config.teacher, LocalTeacher):
         teacher = _model_folder(home, Path(config.teacher.base_path))
         models[teacher.name] = teacher
         content["teacher"]["base_path"] = f"{root}/{teacher.name}"
-        content["teacher"]["adapter"] = _moved(content["teacher"].get("adapter"), run, run_root)
+        adapter = content["teacher"].get("adapter")
+        content["teacher"]["adapter"] = _path_on_host(adapter, run, run_root)
     versions = env_versions(home, config)
     content["env_dir"] = f"{root}/{env_folder(home_id, versions[0])}"
     return Bundle(
@@ -147,9 +162,9 @@ def bundle_of(run: RunDir, config: TrainConfig, root: str, home_id: str, run_fol
 
 
 def secrets_of(run: RunDir) -> dict[str, str]:
-    """Return the variables that a run needs over there, with their values: the secrets of its
-    environment, and its teacher's key, which may stand in the home's .env. Those that this process
-    does not have are left out."""
+    """Return the environment variables that a run needs on the host, with their values: the secrets
+    of its environment, and its teacher's key, which may stand in the home's .env. Those that this
+    process does not have are left out."""
     config = run.read_config()
     names = registry.find_env(run.home, config.env_id, sealed=True).secrets
     secrets = {name: os.environ[name] for name in names if name in os.environ}
@@ -160,26 +175,29 @@ def secrets_of(run: RunDir) -> dict[str, str]:
 
 
 def env_folder(home_id: str, version: EnvVersionUsed) -> str:
-    """The folder of a version over there, below the root."""
+    """Return the folder of an environment's version on the host, below the root. `home_id` is the
+    name of this home there."""
     return f"homes/{home_id}/envs/{version.name}/{version.hash}"
 
 
 def env_versions(home: Home, config: TrainConfig) -> list[EnvVersionUsed]:
-    """The versions of environments that a run reads, its own first.
+    """Return the versions of environments that a run reads, its own first.
 
-    Raises UserError ENV_NOT_FOUND, or ENV_DEPS where one cannot go.
+    Raises UserError ENV_NOT_FOUND, or ENV_DEPS if one cannot be used on another machine.
     """
     return [_env_used(home, env_id) for env_id in _env_ids(config)]
 
 
 def _env_ids(config: TrainConfig) -> list[str]:
-    """The versions that a run reads: its own, and those whose rows it replays."""
-    kept = getattr(config.settings, "keep_env", "")
-    return [config.env_id, *([kept] if kept else [])]
+    """Return the ids of the environments that a run reads: its own, and the one whose rows it
+    replays (the setting keep_env), if there is one."""
+    replayed = getattr(config.settings, "keep_env", "")  # not every algorithm has the setting
+    return [config.env_id, replayed] if replayed else [config.env_id]
 
 
 def _env_used(home: Home, env_id: str) -> EnvVersionUsed:
-    """A version of an environment. Raises UserError ENV_NOT_FOUND, or ENV_DEPS if it cannot go."""
+    """Find the version of an environment that `env_id` names. Raises UserError ENV_NOT_FOUND, or
+    ENV_DEPS if it cannot be used on another machine."""
     record = registry.find_env(home, env_id, sealed=True)
     why_not = why_not_sent(record)
     if why_not:
@@ -190,7 +208,8 @@ def _env_used(home: Home, env_id: str) -> EnvVersionUsed:
 
 
 def why_not_sent(record: registry.EnvRecord) -> str:
-    """Why a version of an environment cannot be used on another machine yet; "" where it can."""
+    """Say why a version of an environment cannot be used on another machine; "" if it can. The text
+    continues a sentence that begins with the environment's id."""
     if record.version.python:
         return "has packages of its own, which are not installed on another machine"
     if record.version.data:
@@ -201,22 +220,30 @@ def why_not_sent(record: registry.EnvRecord) -> str:
 
 
 def _model_folder(home: Home, folder: Path) -> Folder:
-    """A model's folder, named by the content of its files."""
+    """Describe the model in `folder` for sending. On the host its name is a hash of its files, so
+    that each model is sent once. Weights in other formats are left out beside safetensors."""
     files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file()}
     if any(name.endswith(".safetensors") for name in files):
         files = {name: path for name, path in files.items() if not name.endswith(_OTHER_WEIGHTS)}
     digests = file_hashes(home, files.values())
-    text = "\n".join(f"{name} {digests[name]}" for name in sorted(digests))
-    return Folder(f"models/{hashlib.sha256(text.encode()).hexdigest()[:24]}", files, digests)
+    listing = "\n".join(f"{name} {digests[name]}" for name in sorted(digests))
+    return Folder(f"models/{_short_hash(listing.encode())}", files, digests)
 
 
-def _moved(path: Any, run: RunDir, run_root: str) -> str | None:
-    """A path in the run's folder, as it is over there; None for none."""
+def _short_hash(content: bytes) -> str:
+    """Return the first 24 hexadecimal digits of the SHA-256, enough to name a folder."""
+    return hashlib.sha256(content).hexdigest()[:24]
+
+
+def _path_on_host(path: Any, run: RunDir, run_root: str) -> str | None:
+    """Turn a path in the run's folder into the same file's path on the host, where the run's folder
+    is `run_root`. Returns None for None or ""."""
     return f"{run_root}/{Path(path).relative_to(run.path)}" if path else None
 
 
 def _run_files(run: RunDir) -> Folder:
-    """What the run's folder holds already: adapters, and what earlier attempts left."""
+    """Describe for sending what the run's folder holds already: adapters, and what earlier attempts
+    left. Records of this machine's own processes (`NOT_SENT`) are left out."""
     files = {}
     for path in _files_below(run.path):
         name = str(path.relative_to(run.path))
@@ -227,30 +254,33 @@ def _run_files(run: RunDir) -> Folder:
 
 
 def _digest(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """Return the SHA-256 of a file's content in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def send_source(link: Link) -> str:
-    """Put our own source over there, if it is not there; returns its folder."""
+    """Put this program's source on the host, unless it is there already. Returns its folder there,
+    below the root."""
     archive = source_archive()
-    folder = f"{SOURCES}/{hashlib.sha256(archive).hexdigest()[:24]}"
+    folder = f"{SOURCES}/{_short_hash(archive)}"
     _send_archive(link, folder, archive)
     return folder
 
 
 def send_env(link: Link, home_id: str, version: EnvVersionUsed) -> None:
-    """Put a version of an environment over there, if it is not there."""
+    """Put a version of an environment on the host, unless it is there already. `home_id` is the
+    name of this home there."""
     folder = env_folder(home_id, version)
-    if not _is_there(link, folder):
+    if not _exists_on_host(link, folder):  # asked before the archive is made
         _send_archive(link, folder, _folder_archive(version.folder))
 
 
 def _send_archive(link: Link, folder: str, archive: bytes) -> None:
-    """Put an archive over there and unpack it, if the folder is not there."""
-    if _is_there(link, folder):
+    """Send a tar archive to the host and unpack it into `folder`, unless that folder exists."""
+    if _exists_on_host(link, folder):
         return
+    # mtime=0: without the time of the compression, the same archive has the same hash.
     packed = gzip.compress(archive, compresslevel=6, mtime=0)
     digest = hashlib.sha256(packed).hexdigest()
     _send_bytes(link, digest, packed)
@@ -265,12 +295,18 @@ def send_folder(
     *,
     is_own: bool = False,
 ) -> int:
-    """Put a folder over there under `name`, if it is not there; returns the bytes that were sent.
+    """Put a folder on the host, unless it is there already. It appears there with all its files at
+    once.
 
-    It appears there whole: its files, and those of `more` (name -> content). With `is_own` they
-    may be written to over there.
+    Args:
+        name: its name there, below the root.
+        more: further small files, which need not exist here: name -> content.
+        is_own: whether its files may be written to there. If not, files with the same content are
+            shared with other folders.
+
+    Returns the number of bytes that were sent for `folder.files`.
     """
-    if _is_there(link, name):
+    if _exists_on_host(link, name):
         return 0
     sent = send_files(link, {folder.digests[file]: path for file, path in folder.files.items()})
     digests = dict(folder.digests)
@@ -282,18 +318,16 @@ def send_folder(
 
 
 def send_files(link: Link, files: Mapping[str, Path]) -> int:
-    """Put files (SHA-256 -> file) over there that are not there; returns the bytes that were sent.
-
-    A file of which a part is there goes on where it was cut.
+    """Send the files (SHA-256 -> file) that the host does not have yet. Returns the number of bytes
+    that were sent. A file that was sent in part before is continued.
     """
     sizes = {digest: path.stat().st_size for digest, path in files.items()}
     header, _ = link.call("missing", blobs=sizes)
     sent = 0
-    for digest, have in _absent(header, sizes):
+    for digest, offset in _absent(header, sizes):
         with files[digest].open("rb") as file:
-            file.seek(have)
-            offset = have
-            while True:
+            file.seek(offset)
+            while True:  # at least once: an empty part tells the host that the file is complete
                 part = file.read(far_side.CHUNK)
                 link.call("put", part, digest=digest, offset=offset, size=sizes[digest])
                 offset += len(part)
@@ -304,22 +338,29 @@ def send_files(link: Link, files: Mapping[str, Path]) -> int:
 
 
 def _absent(header: JsonObject, sizes: Mapping[str, int]) -> Iterable[tuple[str, int]]:
-    """The files that the other side has not, with the bytes that it has of each."""
+    """Yield the files that the host does not have in full: (SHA-256, how many bytes of it the host
+    has already).
+
+    `header` is the host's answer to "missing". Entries that make no sense for `sizes` (SHA-256 ->
+    bytes of the file) are skipped, because a host is not trusted.
+    """
     absent = header.get("absent")
-    for digest, have in absent.items() if isinstance(absent, dict) else ():
-        if digest in sizes and isinstance(have, int) and 0 <= have <= sizes[digest]:
-            yield digest, have
+    for digest, present in absent.items() if isinstance(absent, dict) else ():
+        if digest in sizes and isinstance(present, int) and 0 <= present <= sizes[digest]:
+            yield digest, present
 
 
 def _send_bytes(link: Link, digest: str, data: bytes) -> None:
-    """Put bytes over there under their hash."""
+    """Send `data` to the host as a file named by its SHA-256, `digest`, unless the host has it."""
     header, _ = link.call("missing", blobs={digest: len(data)})
-    for _, have in _absent(header, {digest: len(data)}):
-        for offset in range(have, len(data), far_side.CHUNK) or [have]:
+    for _, present in _absent(header, {digest: len(data)}):
+        # If no bytes are left to send, one empty part tells the host that the file is complete.
+        for offset in range(present, len(data), far_side.CHUNK) or [present]:
             part = data[offset : offset + far_side.CHUNK]
             link.call("put", part, digest=digest, offset=offset, size=len(data))
 
 
-def _is_there(link: Link, folder: str) -> bool:
-    """Whether a folder is there."""
-    return link.call("exist", folders=[folder])[0].get("there") == [True]
+def _exists_on_host(link: Link, folder: str) -> bool:
+    """Ask the host whether it has a folder or file at the path `folder`, below the root."""
+    answer, _ = link.call("exist", folders=[folder])
+    return answer.get("there") == [True]

@@ -26,7 +26,9 @@ import tarfile
 from typing import Any, BinaryIO
 
 MAGIC = b"honesmith-far-side-1\n"  # what a login shell prints before it is passed over
-MOST_HEADER, MOST_BODY = 32 << 20, 8 << 20
+MOST_HEADER, MOST_BODY = 32 << 20, 8 << 20  # the most bytes of a frame's object, and after it
+_OUTPUT_CHARS = 4000  # how much of a command's output an answer quotes
+_MESSAGE_CHARS, _HINT_CHARS = 2000, 1000  # how much of an error an answer quotes
 CHUNK = 1 << 20  # bytes of a file in one frame
 LEAST_PYTHON = (3, 11)
 # Of the variables of the session, those that a job gets; nothing that may hold a credential.
@@ -41,17 +43,18 @@ class Refused(Exception):
 
 
 def write_frame(stream: Any, header: dict, body: bytes = b"") -> None:
-    """Write one frame and flush the stream."""
+    """Write one frame and flush the stream. A frame is the length of a JSON object in 4 bytes, the
+    object (`header`, to which the length of `body` is added), and the bytes of `body`."""
     text = json.dumps({**header, "body": len(body)}).encode()
     stream.write(len(text).to_bytes(4, "big") + text + body)
     stream.flush()
 
 
 def read_frame(stream: Any) -> tuple[dict, bytes]:
-    """Read one frame: its object and its bytes.
+    """Read one frame, as `write_frame` writes it: return (its JSON object, the bytes after it).
 
-    `stream.read(n)` returns n bytes, fewer only at the end. Raises EOFError at the end, ValueError
-    for what is no frame or too large.
+    `stream.read(n)` must return n bytes, fewer only at the end. Raises EOFError at the end,
+    ValueError for something that is no frame, or is too large.
     """
     length = int.from_bytes(_exactly(stream, 4), "big")
     if length > MOST_HEADER:
@@ -64,7 +67,7 @@ def read_frame(stream: Any) -> tuple[dict, bytes]:
 
 
 def _exactly(stream: Any, count: int) -> bytes:
-    """Read `count` bytes. Raises EOFError where the stream ends before."""
+    """Read exactly `count` bytes. Raises EOFError if the stream ends before."""
     data = stream.read(count) if count else b""
     if len(data) < count:
         raise EOFError
@@ -72,15 +75,19 @@ def _exactly(stream: Any, count: int) -> bytes:
 
 
 class FarSide:
-    """The operations; every path they are given lies below the root, which `hello` names."""
+    """The operations that requests can name. Every path they are given must lie below the root, the
+    folder that `hello` chooses."""
 
     def __init__(self) -> None:
-        """No folder is chosen before `hello`, and no module of jobs loaded before `use`."""
+        """Begin without a root, which `hello` chooses, and without the module with the functions of
+        jobs, which `use` loads."""
         self.root = ""
         self.jobs: Any = None  # a module: engine.executors.jobs or its like
 
     def hello(self, folder: str) -> dict:
-        """Make the root ready and say what this machine is."""
+        """Make the root, which is `folder` below the user's home folder, or at its own place if it
+        is an absolute path. Returns facts about this machine: its Python, its system, its name and
+        the free bytes on its disk."""
         self.root = os.path.abspath(os.path.join(os.path.expanduser("~"), folder))
         os.makedirs(self.root, mode=0o700, exist_ok=True)
         return {
@@ -94,22 +101,31 @@ class FarSide:
         }
 
     def exist(self, folders: list) -> dict:
-        """Which of these folders or files are there."""
+        """Tell of each of these folders or files whether it exists, in the same order."""
         return {"there": [os.path.exists(self._path(folder)) for folder in folders]}
 
     def missing(self, blobs: dict) -> dict:
-        """Of these files (SHA-256 -> bytes) those that are not here, with the bytes that are."""
+        """Return which of these files (SHA-256 -> size in bytes) are not here in full, each with
+        the number of its bytes that are here already, so that `put` can go on from there."""
         absent = {}
         for digest, size in blobs.items():
             if not os.path.exists(self._blob(digest)):
                 part = self._blob(digest) + ".part"
-                have = os.path.getsize(part) if os.path.exists(part) else 0
-                absent[digest] = have if have <= size else 0
+                present = os.path.getsize(part) if os.path.exists(part) else 0
+                absent[digest] = present if present <= size else 0
         return {"absent": absent}
 
     def put(self, digest: str, offset: int, size: int, body: bytes = b"") -> dict:
-        """Take a part of a file; the whole is kept once it has the SHA-256 that names it. An empty
-        part says that all of it is here."""
+        """Write one part of a file, and keep the file once all of it has come.
+
+        Args:
+            digest: the SHA-256 that the whole file must have; it also names the file.
+            offset: where the part begins in the file, in bytes.
+            size: bytes of the whole file.
+            body: the part; empty if all bytes are here already.
+
+        Raises Refused if the whole file has another SHA-256, or an earlier part is gone.
+        """
         blob = self._blob(digest)
         part = blob + ".part"
         os.makedirs(os.path.dirname(part), exist_ok=True)
@@ -131,20 +147,23 @@ class FarSide:
             file.flush()
             os.fsync(file.fileno())
             file.seek(0)
-            seen = hashlib.sha256()
+            actual = hashlib.sha256()
             while block := file.read(CHUNK):
-                seen.update(block)
-        with contextlib.suppress(FileNotFoundError):  # where another connection moved it
-            if seen.hexdigest() != digest:
+                actual.update(block)
+        with contextlib.suppress(FileNotFoundError):  # another connection has moved it already
+            if actual.hexdigest() != digest:
                 os.unlink(part)
                 raise Refused("a file came with other bytes than its hash says")
             os.replace(part, blob)
         return {}
 
     def place(self, folder: str, files: dict, own: bool = False) -> dict:
-        """Make a folder of files (name -> SHA-256) that were put; one that is there stays.
+        """Make a folder out of files that were put before. If the folder exists, it stays as it is.
 
-        With `own` they are copies, which may be written to, else links.
+        Args:
+            files: name in the folder -> SHA-256 of the file.
+            own: whether the files are copies, which may be written to. If not, they are hard links,
+                which share their content with other folders.
         """
         target = self._path(folder)
         if os.path.exists(target):
@@ -163,9 +182,11 @@ class FarSide:
         return {}
 
     def unpack(self, folder: str, digest: str) -> dict:
-        """Make a folder of an archive that was put; one that is there stays."""
+        """Make a folder out of an archive that was put before under the SHA-256 `digest`, and
+        delete the archive. If the folder exists, it stays as it is."""
         target = self._path(folder)
-        with contextlib.suppress(FileNotFoundError):  # another connection may do the same
+        # Another connection may unpack the same archive at the same time, and delete it first.
+        with contextlib.suppress(FileNotFoundError):
             if not os.path.exists(target):
                 self._unpack_to(target, digest)
             os.unlink(self._blob(digest))  # its content is there now
@@ -174,7 +195,9 @@ class FarSide:
         return {}
 
     def _unpack_to(self, target: str, digest: str) -> None:
-        """Make the folder `target` of an archive. Raises FileNotFoundError where that is gone."""
+        """Unpack the archive with the SHA-256 `digest` into the new folder `target`, which appears
+        complete or not at all. Raises FileNotFoundError if the archive is gone, Refused if it holds
+        anything but files below the folder."""
         aside = f"{target}.new-{os.getpid()}"
         shutil.rmtree(aside, ignore_errors=True)
         os.makedirs(aside)
@@ -191,7 +214,7 @@ class FarSide:
         _move(aside, target)
 
     def write(self, path: str, body: bytes) -> dict:
-        """Write a small file whole."""
+        """Write a small file, so that readers see the old content or the new one, never a part."""
         target = self._path(path)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         aside = f"{target}.new-{os.getpid()}"
@@ -203,7 +226,8 @@ class FarSide:
         return {}
 
     def read(self, path: str, offset: int, length: int) -> tuple[dict, bytes]:
-        """A part of a file, with its inode and its size; a link is no file."""
+        """Return ({its inode, its size in bytes}, at most `length` bytes from `offset` on) of a
+        file; never more than CHUNK bytes. Raises Refused or OSError for a link or a folder."""
         descriptor = os.open(self._path(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(file.fileno())
@@ -214,16 +238,17 @@ class FarSide:
         return {"inode": status.st_ino, "size": status.st_size}, body
 
     def digest(self, path: str) -> dict:
-        """The SHA-256 of a file."""
-        seen = hashlib.sha256()
+        """Return the SHA-256 of a file's content."""
+        digest = hashlib.sha256()
         with open(self._path(path), "rb") as file:
             while block := file.read(CHUNK):
-                seen.update(block)
-        return {"digest": seen.hexdigest()}
+                digest.update(block)
+        return {"digest": digest.hexdigest()}
 
     def run(self, argv: list, limit_s: float) -> dict:
-        """Run a command in the root: its exit status, and the end of what it printed."""
-        done = subprocess.run(
+        """Run a command in the root. Returns its exit status and the end of what it printed. Raises
+        subprocess.TimeoutExpired after `limit_s` seconds."""
+        process = subprocess.run(
             argv,
             cwd=self.root,
             env=job_environment(),
@@ -233,45 +258,50 @@ class FarSide:
             timeout=limit_s,
             check=False,
         )
-        return {"status": done.returncode, "output": done.stdout.decode("utf-8", "replace")[-4000:]}
+        output = process.stdout.decode("utf-8", "replace")[-_OUTPUT_CHARS:]
+        return {"status": process.returncode, "output": output}
 
     def remove(self, folder: str) -> dict:
-        """Delete a folder below the root, or the root itself with ""."""
+        """Delete a folder below the root, or the root itself for "". A missing one is no error."""
         shutil.rmtree(self._path(folder) if folder else self.root, ignore_errors=True)
         return {}
 
     def use(self, source: str, calls: str = "engine.executors.jobs") -> dict:
-        """Take the engine in the folder `source`: from now on `job` calls the functions that its
-        module `calls` lists."""
+        """Load this program's source from the folder `source`, where it was unpacked. From now on
+        `job` calls the functions in CALLS of its module `calls`."""
         path = self._path(source)
-        kept = job_environment()
+        variables = job_environment()  # read before the environment is cleared
         os.environ.clear()
-        os.environ.update(kept, PYTHONPATH=path)
+        os.environ.update(variables, PYTHONPATH=path)
         sys.path.insert(0, path)
         self.jobs = importlib.import_module(calls)
         return {}
 
     def job(self, call: str, **arguments: Any) -> dict:
-        """Call a function of engine/executors/jobs.py, or of the module that `use` took."""
+        """Call the function `call` of the module that `use` loaded, with the root and these
+        arguments, and return its result. The module is engine/executors/jobs.py or one like it."""
         return self.jobs.CALLS[call](self.root, **arguments)
 
     def _blob(self, digest: str) -> str:
+        """Return the path where the file with this SHA-256 is kept. Raises Refused for a text that
+        is no SHA-256 and might lead to another folder."""
         if len(digest) != 64 or not digest.isalnum():
             raise Refused(f"no hash: {digest!r}")
         return os.path.join(self.root, "blobs", digest)
 
     def _path(self, path: str, below: str = "") -> str:
-        """The absolute path of `path`. Raises Refused where it leads out of the folder `below`, or
-        of the root."""
+        """Return the absolute path of `path` in the folder `below`, or in the root if that is "".
+        Raises Refused if it leads out of that folder."""
         base = below or self.root
-        whole = os.path.normpath(os.path.join(base, path))
-        if not path or not whole.startswith(base + os.sep):
+        absolute = os.path.normpath(os.path.join(base, path))
+        if not path or not absolute.startswith(base + os.sep):
             raise Refused(f"{path!r} does not lie below {base}")
-        return whole
+        return absolute
 
 
 def job_environment() -> dict:
-    """The variables of this session that a job may have."""
+    """Return those environment variables of this process that a job may have: names that are known
+    to be needed, and none that may hold a credential."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -280,12 +310,13 @@ def job_environment() -> dict:
 
 
 def _move(aside: str, target: str) -> None:
-    """Move a finished folder to its place; another process may have been faster."""
+    """Rename the finished folder `aside` to `target`. If another process has made `target` in the
+    meantime, that one stays and `aside` is deleted."""
     os.makedirs(os.path.dirname(target), exist_ok=True)
     try:
         os.rename(aside, target)
     except OSError:
-        if not os.path.isdir(target):
+        if not os.path.isdir(target):  # the error has another cause
             raise
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -297,7 +328,9 @@ OPERATIONS = (
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer requests until the connection ends."""
+    """Answer requests, one frame each, until the connection ends. The answer has "ok" and the
+    result of the operation, or "error", "message" and "hint"."""
+    # The line feed ends a line that a login shell may have begun.
     answers.write(b"\n" + MAGIC)
     answers.flush()
     far_side = FarSide()
@@ -315,10 +348,11 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
                 raise Refused(f"no operation {name!r}")
             result = getattr(far_side, name)(**request)
             header, data = result if isinstance(result, tuple) else (result, b"")
-        except Exception as error:  # noqa: BLE001 - whatever it is goes back
-            code = getattr(error, "code", type(error).__name__)
-            hint = str(getattr(error, "hint", ""))
-            header = {"error": str(code), "message": str(error)[:2000], "hint": hint[:1000]}
+        except Exception as error:  # noqa: BLE001 - the side that asked gets every error
+            code = str(getattr(error, "code", type(error).__name__))
+            message = str(error)[:_MESSAGE_CHARS]
+            hint = str(getattr(error, "hint", ""))[:_HINT_CHARS]
+            header = {"error": code, "message": message, "hint": hint}
             data = b""
         write_frame(answers, {"ok": "error" not in header, **header}, data)
 

@@ -30,7 +30,7 @@ _LOCK_S = 5.0  # seconds to wait for another process that makes the id of the ho
 
 
 class DeviceFacts(Record):
-    """A device over there, as engine/core/hardware.py measures it."""
+    """A device of a host, as engine/core/hardware.py measures it."""
 
     id: str
     name: str
@@ -42,7 +42,7 @@ class DeviceFacts(Record):
 
 
 class HardwareFacts(Record):
-    """The machine over there."""
+    """The hardware of a host: its devices, cores, and bytes of memory and disk."""
 
     devices: list[DeviceFacts] = Field(min_length=1, max_length=64)
     cores: int = Field(ge=1)
@@ -52,19 +52,20 @@ class HardwareFacts(Record):
     load: float = 0.0
 
     def measured(self) -> Hardware:
-        """As the rest of the engine takes it."""
-        devices = tuple(Device(**each.model_dump()) for each in self.devices)
+        """Return the same facts as `Hardware`, the form in which the rest of the engine takes
+        them."""
+        devices = tuple(Device(**device.model_dump()) for device in self.devices)
         return Hardware(**{**self.model_dump(), "devices": devices})
 
 
 class HostFacts(Record):
-    """What a check found over there.
+    """What the last check of a host learnt.
 
     Attributes:
-        python: the interpreter that runs what is ours.
-        packages: versions of what training needs.
-        checked: when, in seconds since the epoch.
-        price: of an hour of one rented machine, as it was offered; 0 for what is not rented.
+        python: the interpreter there that runs this program.
+        packages: versions of the packages that training needs, by name.
+        checked: when it was checked, in seconds since the epoch.
+        price: dollars for an hour of one rented machine, as it was offered; 0 if it is not rented.
     """
 
     python: str
@@ -74,24 +75,26 @@ class HostFacts(Record):
     price: float = Field(default=0.0, ge=0)
 
     def capabilities(self) -> Caps:
-        """As an executor answers it."""
+        """Return the hardware and the packages in the form in which executors answer."""
         return Caps(self.hardware.measured(), self.packages)
 
 
 def host_of(home: Home, name: str) -> Host:
-    """The host `name`, or the one that a `compute` such as "ssh:box" names.
+    """Return the host that is named by its name alone, such as "box", or as the setting `compute`
+    names it, such as "ssh:box".
 
-    Raises UserError HOST_NOT_FOUND, also where the host is of another kind.
+    Raises UserError HOST_NOT_FOUND, also if a host "box" exists but is of another kind than "ssh".
     """
     hosts = home.user_config().hosts
-    short = name.partition(":")[2] if name.startswith(KINDS) else name
+    kind, _, name_after_kind = name.partition(":")
+    short = name_after_kind if name.startswith(KINDS) else name
     host = hosts.get(short)
     if host is not None and name in (short, host.compute):
         return host
     if host is not None:
         raise UserError(
             "HOST_NOT_FOUND",
-            f"{short} is no host of the kind {name.partition(':')[0]}",
+            f"{short} is no host of the kind {kind}",
             hint=f"Say {host.compute}.",
             field="settings.compute",
         )
@@ -105,7 +108,8 @@ def host_of(home: Home, name: str) -> Host:
 
 
 def home_id(home: Home) -> str:
-    """The name of this home on other machines; made once, whoever asks for it first."""
+    """Return the id by which this home is named on other machines: 12 random hexadecimal digits.
+    The first call makes it; it stays the same from then on."""
     file = home.hosts / "home-id"
     if not file.exists():
         home.hosts.mkdir(mode=0o700, exist_ok=True)
@@ -120,12 +124,13 @@ def home_id(home: Home) -> str:
 
 
 def facts_file(home: Home, name: str) -> Path:
-    """Where the facts about a host are kept."""
+    """Return the path of the file that keeps what the last check of the host `name` learnt."""
     return home.hosts / f"{name}.json"
 
 
 def find_facts(home: Home, host: Host) -> HostFacts | None:
-    """What the last check found; None where the host was never set up."""
+    """Read what the last check of the host learnt. Returns None if the host was never set up, or
+    the file is damaged."""
     try:
         return HostFacts.read(facts_file(home, host.name))
     except (FileNotFoundError, DamagedRecord):
@@ -133,7 +138,8 @@ def find_facts(home: Home, host: Host) -> HostFacts | None:
 
 
 def facts_of(home: Home, host: Host) -> HostFacts:
-    """What the last check found. Raises UserError HOST_UNUSABLE where there was none."""
+    """Read what the last check of the host learnt. Raises UserError HOST_UNUSABLE if there was no
+    check yet."""
     facts = find_facts(home, host)
     if facts is None:
         raise UserError(
@@ -146,7 +152,14 @@ def facts_of(home: Home, host: Host) -> HostFacts:
 
 
 def note_facts(home: Home, host: Host, python: str, described: Mapping[str, object]) -> HostFacts:
-    """Keep what a host says of itself. Raises UserError HOST_UNUSABLE for what makes no sense."""
+    """Check and store what a host says of itself, and return it.
+
+    Args:
+        python: the interpreter there that runs this program.
+        described: the host's own description: "hardware", "packages" and perhaps "price".
+
+    Raises UserError HOST_UNUSABLE if the description has not the form that is expected.
+    """
     try:
         facts = HostFacts.model_validate(
             {
@@ -169,22 +182,32 @@ def note_facts(home: Home, host: Host, python: str, described: Mapping[str, obje
 
 
 def machine_of(home: Home, compute: str) -> Hardware:
-    """The hardware that a run with this `compute` is planned for. Raises UserError HOST_*."""
+    """Return the hardware of the host that `compute` names, such as "ssh:box", as it was at the
+    last check. Raises UserError HOST_NOT_FOUND or HOST_UNUSABLE."""
     return facts_of(home, host_of(home, compute)).hardware.measured()
 
 
 def price_of(home: Home, compute: str) -> float:
-    """The price of an hour of one device where a run with this `compute` runs: what config.toml
-    says, else what its last check was offered, in dollars; 0 where nobody says."""
+    """Return the price in dollars of an hour of one device at the place `compute`, such as
+    "sky:cloud". It is the price in config.toml, or else the one offered at the host's last check;
+    0 if neither is known."""
     config = home.user_config()
     price = config.price_of(compute)
     host = config.hosts.get(compute.partition(":")[2])
-    facts = find_facts(home, host) if host is not None and not price else None
-    return price if facts is None else facts.price / max(1, len(facts.hardware.devices))
+    if price or host is None:
+        return price
+    facts = find_facts(home, host)
+    if facts is None:
+        return price
+    return facts.price / max(1, len(facts.hardware.devices))  # the offer is for a whole machine
 
 
 def add_host(home: Home, name: str, values: Mapping[str, str | int | float]) -> Host:
-    """Add a table [hosts.NAME] to config.toml. Raises UserError SETTING_* or BAD_ARGUMENT."""
+    """Add a table [hosts.NAME] with these keys and values to the end of config.toml.
+
+    Returns the new host. Raises UserError BAD_ARGUMENT if there is such a host already, SETTING_*
+    if a value is not allowed; then the file stays as it was.
+    """
     if name in home.user_config().hosts:
         raise UserError(
             "BAD_ARGUMENT",
@@ -192,24 +215,32 @@ def add_host(home: Home, name: str, values: Mapping[str, str | int | float]) -> 
             hint=f"`honesmith hosts remove {name}` takes it out.",
             field="name",
         )
-    lines = [f"[hosts.{_key(name)}]", *(f"{key} = {_toml(v)}" for key, v in values.items())]
-    before = home.config_file.read_text("utf-8") if home.config_file.exists() else ""
-    joint = "\n" if before and not before.endswith("\n") else ""
-    _replace_config(home, f"{before}{joint}" + ("\n" if before else "") + "\n".join(lines) + "\n")
+    lines = [f"[hosts.{_toml_key(name)}]"]
+    lines += [f"{key} = {_toml_value(value)}" for key, value in values.items()]
+    table = "\n".join(lines) + "\n"
+    text = home.config_file.read_text("utf-8") if home.config_file.exists() else ""
+    if text:  # an empty line stands before the table
+        text += "\n" if text.endswith("\n") else "\n\n"
+    _replace_config(home, text + table)
     return host_of(home, name)
 
 
 def remove_host(home: Home, name: str) -> None:
-    """Take the table [hosts.NAME] out of config.toml, and forget what was learnt of it."""
-    host_of(home, name)
-    kept, is_inside = [], False
+    """Take the table [hosts.NAME] out of config.toml, and delete what checks learnt of the host.
+
+    Raises UserError HOST_NOT_FOUND if there is no such host, SETTING_INVALID if config.toml defines
+    it in another form than a table of its own.
+    """
+    host_of(home, name)  # raises if there is no such host
+    titles = (f"[hosts.{name}]", f"[hosts.{_toml_key(name)}]")
+    remaining_lines, is_in_table = [], False
     for line in home.config_file.read_text("utf-8").splitlines():
-        text = line.split("#")[0].strip()
-        if text.startswith("["):
-            is_inside = text.replace(" ", "") in (f"[hosts.{name}]", f"[hosts.{_key(name)}]")
-        if not is_inside:
-            kept.append(line)
-    _replace_config(home, "\n".join(kept).rstrip("\n") + "\n")
+        without_comment = line.split("#")[0].strip()
+        if without_comment.startswith("["):  # here a table begins
+            is_in_table = without_comment.replace(" ", "") in titles
+        if not is_in_table:
+            remaining_lines.append(line)
+    _replace_config(home, "\n".join(remaining_lines).rstrip("\n") + "\n")
     if name in home.user_config().hosts:
         raise UserError(
             "SETTING_INVALID",
@@ -220,7 +251,8 @@ def remove_host(home: Home, name: str) -> None:
 
 
 def refuse_while_used(home: Home, name: str) -> None:
-    """Raise UserError RUN_STATE while a run of this home is on a host, or is to go there."""
+    """Raise UserError RUN_STATE if a run of this home that has not ended is on the host `name`, or
+    waits to go there."""
     host = host_of(home, name)
     with Store(home) as store:
         rows = store.list_runs(limit=1000, states=OPEN)
@@ -234,7 +266,8 @@ def refuse_while_used(home: Home, name: str) -> None:
 
 
 def _replace_config(home: Home, text: str) -> None:
-    """Write config.toml, if the new text can be read. Raises UserError SETTING_*."""
+    """Replace config.toml by this text. Raises UserError SETTING_* if the text is no valid
+    configuration; then the file stays as it was."""
     aside = home.config_file.with_name(f".{home.config_file.name}.new")
     write_text(aside, text)
     try:
@@ -244,28 +277,30 @@ def _replace_config(home: Home, text: str) -> None:
         aside.unlink(missing_ok=True)
 
 
-def _key(name: str) -> str:
-    """A name as a key of TOML."""
+def _toml_key(name: str) -> str:
+    """Write a name as a key of TOML: with quotes if it has other characters than letters, digits,
+    "-" and "_"."""
     return name if name.replace("-", "").replace("_", "").isalnum() else f'"{name}"'
 
 
-def _toml(value: str | int | float) -> str:
-    """A value of TOML; texts have no character here that would need more."""
+def _toml_value(value: str | int | float) -> str:
+    """Write a value as TOML. Texts are not escaped: those of a host have no such characters."""
     if isinstance(value, bool):
         return str(value).lower()
     return f'"{value}"' if isinstance(value, str) else f"{value}"
 
 
 def shown(home: Home, host: Host) -> dict[str, object]:
-    """A host for a listing: what it is, and what the last check found."""
+    """Return a host's entry for a listing: its settings, what it has rented, and what its last
+    check learnt. "ready" is False if it was never set up."""
     entry: dict[str, object] = {"host": host.name, "compute": host.compute}
-    others = {"slurm", "ray", "sky"} - {host.kind}
-    not_shown = {"name", "python"} | others
-    entry |= {key: value for key, value in asdict(host).items() if key not in not_shown}
+    other_kinds = {"slurm", "ray", "sky"} - {host.kind}  # tables that say nothing of this host
+    left_out = {"name", "python"} | other_kinds
+    entry |= {key: value for key, value in asdict(host).items() if key not in left_out}
     entry |= rented.shown(home, host.name)
     facts = find_facts(home, host)
     if facts is None:
         return entry | {"ready": False, "hint": str(Hint(f"honesmith hosts setup {host.name}"))}
-    devices = [each.name for each in facts.hardware.devices]
+    devices = [device.name for device in facts.hardware.devices]
     entry |= {"price_per_hour": facts.price} if facts.price else {}
     return entry | {"ready": True, "devices": devices, "checked": round(facts.checked)}

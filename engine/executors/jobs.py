@@ -1,8 +1,10 @@
-"""Runs on the other machine, called over a connection (engine/executors/far_side.py).
+"""Runs on a host: these functions are called there, over a connection (engine/executors/
+far_side.py).
 
-A job is a run of an ordinary home over there, below the root of the connection: its row, its
-folder, its supervisor and its queue are those of any run. Beside them stand `launch.json`, which
-says what it was started as, and the lease, without whose renewal its supervisor ends it.
+A job is a run of an ordinary home on the host, below the root of the connection: its row, its
+folder, its supervisor and its queue are those of any run. Beside them stand `launch.json` and a
+lease. The machine that the run belongs to counts its starts ("launches") from 1, and `launch.json`
+says which of them this is. The supervisor ends the run if the lease is not renewed in time.
 """
 
 import fcntl
@@ -22,23 +24,28 @@ from engine.home.store import Store
 from engine.machine.processes import launcher, limits
 from engine.machine.processes.local_executor import package_versions
 
-# What the last look of this connection showed of each run: only what changed since is sent.
-_seen: dict[str, dict[str, list[int]]] = {}
+# The files of each run as this connection was told last, by run id: only changes are sent.
+_told_files: dict[str, dict[str, list[int]]] = {}
 
 
 def home_at(root: str, home_id: str) -> Home:
-    """The home over here that belongs to the home `home_id` of the other side."""
+    """Return the home on this host that holds the runs of the home `home_id` of another machine."""
     return Home.locate(Path(root) / "homes" / home_id)
 
 
 def describe(root: str) -> JsonObject:
-    """The hardware, and the versions of what trains here."""
+    """Return the hardware of this host, and the versions of the packages that training needs."""
     return {"hardware": asdict(hardware.detect(Path(root))), "packages": dict(package_versions())}
 
 
 def prepare(root: str, home_id: str, config_toml: str, envs: list[JsonObject]) -> JsonObject:
-    """Make the home ready for a run: its config.toml, and the rows of environments whose folders
-    are put."""
+    """Make the home on this host ready for a run: write its config.toml, and add the rows of
+    environments whose folders were sent already.
+
+    Args:
+        config_toml: the content of config.toml.
+        envs: the rows: name, hash, kind and info of each version of an environment.
+    """
     home = home_at(root, home_id)
     write_text(home.config_file, config_toml)
     with Store(home) as store:
@@ -57,35 +64,40 @@ def start(
     lease_s: float,
     secrets: Mapping[str, str],
 ) -> JsonObject:
-    """Queue the run whose folder was put, as launch `launch`, and start what can start.
+    """Queue a run whose folder was sent before, and start what can start.
 
-    The same launch again changes nothing; so does an older one, which is stale. `row` holds what
-    the run's row needs beside its id.
+    Args:
+        launch: which start of the run this is. If the same one was started before, nothing changes;
+            neither does it if a later one was, because then this call came too late.
+        row: the columns of the run's row beside its id.
+        lease_s: seconds for which the run may go on without another word.
+        secrets: environment variables that the run gets.
     """
     home = home_at(root, home_id)
     run = home.run(run_id)
-    with _alone(home), Store(home) as store:
-        known = launch_of(run)
-        if known > launch:
+    with _locked(home), Store(home) as store:
+        present_launch = launch_of(run)
+        if present_launch > launch:
             return {}
         limits.renew_lease(run, lease_s)
-        # The launch is noted before its row exists: a row that another process starts meanwhile is
-        # never taken for one of an earlier launch.
-        if known < launch:
+        # The launch is noted before its row exists, so that a row that another process starts at
+        # the same time is never taken for one of an earlier launch.
+        if present_launch < launch:
             store.forget_run(run_id)  # of an earlier launch; its folder was replaced
             write_json(run.far("launch"), {"launch": launch})
         if store.find_run(run_id) is None:
             store.place_run(NewRun(**row), run_id)
-    os.environ.update(secrets)  # whoever starts the supervisor passes them on, as in any home
+    os.environ.update(secrets)  # the supervisor inherits them from this process, as in any home
     os.environ["HONESMITH_HOME"] = str(home.root)
-    forget_changes(run_id)  # whoever starts it has seen none of its files yet
+    forget_changes(run_id)  # the side that starts it has been told of none of its files yet
     launcher.reap(home)
     return {}
 
 
 @contextmanager
-def _alone(home: Home) -> Iterator[None]:
-    """Context manager: no other connection starts or removes a run of this home meanwhile."""
+def _locked(home: Home) -> Iterator[None]:
+    """Hold the lock of a home, during which no other connection starts or removes a run of it. The
+    lock is on the home's folder itself."""
     home.root.mkdir(parents=True, exist_ok=True)
     folder = os.open(home.root, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -96,19 +108,25 @@ def _alone(home: Home) -> Iterator[None]:
 
 
 def launch_of(run: RunDir) -> int:
-    """What the run's folder over here was started as; 0 where nothing was."""
-    return _number_in(run.far("launch"))
+    """Return the number of the launch that was started in the run's folder on this host; 0 if none
+    was."""
+    return _read_launch(run.far("launch"))
 
 
-def _number_in(record: Path) -> int:
-    """The number of a launch in a file; 0 where there is none."""
-    number = read_object(record).get("launch", 0)
+def _read_launch(file: Path) -> int:
+    """Return the number of a launch that a JSON file holds; 0 if there is no such file or no
+    number in it."""
+    number = read_object(file).get("launch", 0)
     return number if isinstance(number, int) else 0
 
 
 def look(root: str, home_id: str, run_id: str, launch: int, lease_s: float) -> JsonObject:
-    """Renew the lease of a run and tell what became of it, and which of its files changed since the
-    last look of this connection: path -> [bytes, inode, time of change]."""
+    """Renew the lease of a run for `lease_s` seconds and return what became of it.
+
+    "life" is pending, running, exited, or gone (this host has nothing of that launch). The answer
+    also says which of the run's files have changed since the last call on this connection: path ->
+    [bytes, inode, time of change].
+    """
     home = home_at(root, home_id)
     run = home.run(run_id)
     if launch_of(run) != launch:
@@ -119,7 +137,8 @@ def look(root: str, home_id: str, run_id: str, launch: int, lease_s: float) -> J
         row = store.find_run(run_id)
     if row is None:
         return {"life": "gone", "launch": launch}
-    life = _life(run, row)  # before the files are listed: of an ended run all of them are
+    # Asked before the files are listed: if the run has ended by then, the list has all its files.
+    life = _life(run, row)
     return {
         "life": life,
         "launch": launch,
@@ -133,30 +152,32 @@ def look(root: str, home_id: str, run_id: str, launch: int, lease_s: float) -> J
 
 
 def changes_of(run: RunDir) -> JsonObject:
-    """Which of a run's files changed since the last look of this connection, those that are gone,
-    and the name of the best checkpoint."""
+    """Return which of a run's files have "changed" since the last call on this connection, which
+    were "removed", and the name of the "best" checkpoint ("" if there is none)."""
     files, best = files_of(run)
-    before = _seen.setdefault(run.id, {})
+    before = _told_files.setdefault(run.id, {})
     changed = {path: facts for path, facts in files.items() if before.get(path) != facts}
     removed = [path for path in before if path not in files]
-    _seen[run.id] = files
+    _told_files[run.id] = files
     return {"changed": changed, "removed": removed, "best": best}
 
 
 def forget_changes(run_id: str) -> None:
-    """Whoever asks about a run next has seen none of its files yet."""
-    _seen.pop(run_id, None)
+    """Forget which files of a run this connection was told of, so that the next call of
+    `changes_of` lists all of them."""
+    _told_files.pop(run_id, None)
 
 
 def _life(run: RunDir, row: RunRow) -> str:
-    """Whether it waits, runs or has ended. One whose processes still end counts as running."""
+    """Return whether a run is "pending", "running" or "exited". A run whose state is final but
+    whose processes are still ending counts as running."""
     if row.state in TERMINAL:
         return "running" if launcher.is_alive(run) else "exited"
     return "pending" if row.state in ("queued", "interrupted") else "running"
 
 
 def end_of(row: RunRow) -> JsonObject:
-    """How a run ended, from its row."""
+    """Return how a run ended, from its row, as the other side reads it (`orders.end_of`)."""
     return {
         "state": row.state,
         "reason_kind": row.reason_kind,
@@ -167,26 +188,29 @@ def end_of(row: RunRow) -> JsonObject:
 
 
 def files_of(run: RunDir) -> tuple[dict[str, list[int]], str]:
-    """Every file of the run's folder, links left out, and the name of its best checkpoint."""
+    """Return ({path in the run's folder: [bytes, inode, time of change in ns]}, the name of the
+    best checkpoint or ""). Links and hidden folders are left out."""
     files: dict[str, list[int]] = {}
-    for folder, folders, names in os.walk(run.path):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+    for folder, subfolders, names in os.walk(run.path):
+        # Changed in place: that is how os.walk is told where to go on.
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         for name in names:
             path = Path(folder, name)
             try:
                 status = path.lstat()
-            except FileNotFoundError:  # removed meanwhile
+            except FileNotFoundError:  # removed since the folder was listed
                 continue
             if path.is_symlink() or not path.is_file():
                 continue
-            key = str(path.relative_to(run.path))
-            files[key] = [status.st_size, status.st_ino, status.st_mtime_ns]
+            path_in_run = str(path.relative_to(run.path))
+            files[path_in_run] = [status.st_size, status.st_ino, status.st_mtime_ns]
     best = run.resolve_checkpoint("best")
     return files, best.name if best else ""
 
 
 def stop(root: str, home_id: str, run_id: str, launch: int, reason: str) -> JsonObject:
-    """Ask a run to save and end."""
+    """Ask a run to save and end, for `reason`. A run that still waits is cancelled at once. If
+    another launch than `launch` is here, nothing is done."""
     home = home_at(root, home_id)
     run = home.run(run_id)
     if launch_of(run) != launch:
@@ -194,21 +218,26 @@ def stop(root: str, home_id: str, run_id: str, launch: int, reason: str) -> Json
     values = {"reason_kind": "cancelled", "reason": reason}
     with Store(home) as store:
         waiting = {"queued", "interrupted"}
-        if not store.set_state(run_id, "cancelled", only_from=waiting, ended=time.time(), **values):
+        was_waiting = store.set_state(
+            run_id, "cancelled", only_from=waiting, ended=time.time(), **values
+        )
+        if not was_waiting:
             store.set_state(run_id, "stopping", only_from={"preparing", "running"}, **values)
     return {}
 
 
 def reap(root: str, home_id: str, run_id: str, launch: int) -> JsonObject:
-    """Remove an ended run of this launch or an earlier one; one that lives stays, and so do the
-    files of a newer launch, even before that is started. Answers whether nothing of them is left.
+    """Remove what an ended run of this launch, or of an earlier one, has left on this host.
+
+    A run whose processes live stays, and so do the files of a later launch, even before that one is
+    started. Returns in "removed" whether nothing of this and earlier launches is left.
     """
     home = home_at(root, home_id)
     run = home.run(run_id)
-    with _alone(home), Store(home) as store:
-        # Asked before the launch is read: a folder that is put there meanwhile is a newer launch's.
+    with _locked(home), Store(home) as store:
+        # Asked before the launch is read: a folder that is sent in between is a later launch's.
         was_there = run.path.exists()
-        newest = max(launch_of(run), _number_in(run.far("coming")))
+        newest = max(launch_of(run), _read_launch(run.far("coming")))
         if newest > launch or launcher.is_alive(run):
             return {"removed": newest > launch}
         store.forget_run(run_id)
@@ -219,7 +248,8 @@ def reap(root: str, home_id: str, run_id: str, launch: int) -> JsonObject:
 
 
 def list_owned(root: str, home_id: str) -> JsonObject:
-    """Every run that was put here by the home `home_id`, with its launch and whether it lives."""
+    """Return in "owned" every run that the home `home_id` has put on this host: its id, its launch,
+    whether it lives, its state, and the device that it holds ("" for none)."""
     home = home_at(root, home_id)
     launcher.reap(home)
     with Store(home) as store:
@@ -238,7 +268,7 @@ def list_owned(root: str, home_id: str) -> JsonObject:
 
 
 def launch(root: str, home_id: str, run_id: str) -> JsonObject:
-    """As what a run was started here; 0 where it was not."""
+    """Return in "launch" the number of the launch that was started here; 0 if the run was not."""
     return {"launch": launch_of(home_at(root, home_id).run(run_id))}
 
 

@@ -24,20 +24,26 @@ _VERDICTS = ("better", "worse", "no_difference", "inconclusive", "unknown")
 
 
 def cap_left(home: Home, row: RunRow) -> float:
-    """The device hours that a run may still take over there, which ends it too if nobody here does:
-    of its own cap, which the runs of a plan share, and of the home's. 0 for no cap."""
+    """Return the device hours that a run may still take on a host; 0 if there is no cap.
+
+    Of the run's own cap, which the runs of a plan share, and the home's, the one counts that is
+    reached first. The host gets the number, so that it ends the run even if this machine cannot.
+    """
     with Store(home) as store:
         cap = limits.nearest_cap(store, home.run(row.run_id), row)
     if cap is None:
         return 0.0
-    under_way = spent_hours(home, row) - row.spent_hours  # of this attempt, which the cap includes
-    return max(1e-6, row.device_hours(cap.seconds) - under_way)
+    # The cap is of the whole attempt that is under way, so what that has spent is taken off.
+    spent_in_attempt = spent_hours(home, row) - row.spent_hours
+    hours_left = row.device_hours(cap.seconds) - spent_in_attempt
+    return max(1e-6, hours_left)  # never 0, which would mean that there is no cap
 
 
 def columns(row: RunRow, cap: float) -> JsonObject:
-    """What the run's row over there needs beside its id."""
+    """Return the columns, beside the id, that the run's row in the host's database gets. `cap` is
+    how many device hours it may take there; 0 for no cap."""
     return {
-        "name": row.run_id.rpartition("-")[0],
+        "name": row.run_id.rpartition("-")[0],  # a run's id is NAME-NUMBER
         **{key: getattr(row, key) for key in ("kind", "algorithm", "env_id", "model")},
         "note": row.note,
         "expect": row.expect,
@@ -47,7 +53,8 @@ def columns(row: RunRow, cap: float) -> JsonObject:
 
 
 def config_toml(home: Home) -> str:
-    """The config.toml of the home over there: what the owner of this one chose for user code."""
+    """Return the content of config.toml for the home on a host: those settings of this home that
+    also hold there, such as how user code is isolated."""
     config = home.user_config()
     values = {
         "sandbox": f'"{config.sandbox}"',
@@ -58,16 +65,18 @@ def config_toml(home: Home) -> str:
 
 
 def owned(answer: JsonObject) -> Sequence[Owned]:
-    """The jobs that an answer lists."""
+    """Return the jobs of this home that a host lists in its answer to `list_owned`."""
     listed = answer.get("owned")
+    jobs = listed if isinstance(listed, list) else []
     return [
-        Owned(one_line(str(each["run_id"]), 200), int(each["launch"]), LIVES[each["life"]])
-        for each in (listed if isinstance(listed, list) else [])
+        Owned(one_line(str(job["run_id"]), 200), int(job["launch"]), LIVES[job["life"]])
+        for job in jobs
     ]
 
 
 def end_of(end: Mapping[str, object], run: RunDir) -> End:
-    """How a run ended, as the other side says; a word that is none of ours becomes the worst."""
+    """Return how a run ended, from what the host says. A value that is not known here becomes the
+    worst one: a state becomes "failed", a kind of reason "internal", a verdict "unknown"."""
     state, kind = str(end.get("state")), str(end.get("reason_kind"))
     verdict = str(end.get("verdict"))
     return End(
@@ -81,8 +90,10 @@ def end_of(end: Mapping[str, object], run: RunDir) -> End:
 
 
 def _hint_of(stored: object, run: RunDir) -> Hint:
-    """The next move that the other side names, as one line; of calls only the run's own resume."""
+    """Return the hint that the host gives after the run's end, as one line. Of the calls of tools
+    that it may contain, only that to resume this run is kept, and made anew here: the host is not
+    trusted to name calls."""
     hint = Hint.from_json(stored)
-    resume = outcome.resume_hint(run).call
     is_resume = hint.call is not None and hint.call.tool == "submit_train"
-    return Hint(one_line(hint.text, 300), resume if is_resume else None)
+    resume_call = outcome.resume_hint(run).call
+    return Hint(one_line(hint.text, 300), resume_call if is_resume else None)

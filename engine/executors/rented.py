@@ -14,13 +14,14 @@ from engine.records.record import Record
 
 
 class Rented(Record):
-    """A cluster that was asked for.
+    """A cluster (one or more rented machines) that this home has asked a server for.
 
     Attributes:
         cluster: its name at the server.
-        host: in config.toml.
-        price: of an hour, in dollars, as it was offered; 0 where nothing is known.
-        asked: when, in seconds since the epoch.
+        host: the name of the host in config.toml that it was rented through.
+        run_id, launch: the run that it is for, and which start of that run.
+        price: dollars for an hour, as it was offered; 0 if that is not known.
+        asked: when it was asked for, in seconds since the epoch.
     """
 
     cluster: str
@@ -32,7 +33,15 @@ class Rented(Record):
 
 
 def note(home: Home, host: str, cluster: str, run_id: str, launch: int, price: float) -> None:
-    """Put on the disk that a cluster is about to be asked for; again changes nothing."""
+    """Write a file that says that a cluster is about to be rented, before the server is asked for
+    it. A second call for the same cluster changes nothing.
+
+    Args:
+        host: the name of the host in config.toml.
+        cluster: the name that the cluster will have at the server.
+        launch: which start of the run it is for, counted from 1.
+        price: dollars for an hour, as offered; 0 if that is not known.
+    """
     path = home.hosts / "rented" / f"{cluster}.json"
     if path.exists():
         return
@@ -42,32 +51,35 @@ def note(home: Home, host: str, cluster: str, run_id: str, launch: int, price: f
 
 
 def forget(home: Home, cluster: str) -> None:
-    """Note that a cluster was given back; again changes nothing."""
+    """Delete the file of a rented cluster, because it was given back. A second call changes
+    nothing."""
     (home.hosts / "rented" / f"{cluster}.json").unlink(missing_ok=True)
 
 
 def all_rented(home: Home, host: str = "") -> list[Rented]:
-    """Every cluster that may be there, of one host with `host`; damaged files are passed over."""
-    found = []
+    """List every cluster that this home may have rented and not given back, by name; with `host`
+    only those of that host. Damaged files are skipped."""
+    clusters = []
     for path in sorted((home.hosts / "rented").glob("*.json")):
         try:
-            each = Rented.model_validate(read_object(path))
+            cluster = Rented.model_validate(read_object(path))
         except ValidationError:
             continue
-        if not host or each.host == host:
-            found.append(each)
-    return found
+        if not host or cluster.host == host:
+            clusters.append(cluster)
+    return clusters
 
 
 def shown(home: Home, host: str) -> dict[str, object]:
-    """Count the clusters that a host has rented, and their price per hour in dollars, for a listing
-    that anybody may see. Returns {} if none is known to be rented."""
-    present = all_rented(home, host)
-    if not present:
+    """Return, for a listing that anybody may see, how many clusters were rented through a host,
+    their price per hour in dollars, and for how many hours the first of them has been rented.
+    Returns {} if none is known to be rented."""
+    clusters = all_rented(home, host)
+    if not clusters:
         return {}
-    longest = max(time.time() - each.asked for each in present) / 3600
+    longest_hours = max(time.time() - cluster.asked for cluster in clusters) / 3600
     return {
-        "rented": len(present),
-        "costs_per_hour": round(sum(each.price for each in present), 4),
-        "rented_hours": round(max(0.0, longest), 2),
+        "rented": len(clusters),
+        "costs_per_hour": round(sum(cluster.price for cluster in clusters), 4),
+        "rented_hours": round(max(0.0, longest_hours), 2),
     }

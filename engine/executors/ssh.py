@@ -38,7 +38,9 @@ OPTIONS = (
 HERE = ""  # a destination: this machine
 ANSWER_S = 180.0  # how long an answer may take that says nothing else
 _START_S = 60.0  # until the other side is there
-_MOST_PREAMBLE = 1 << 20  # what a login shell may print first
+_MOST_PREAMBLE = 1 << 20  # bytes that a login shell may print first
+_READ_BYTES = 1 << 20  # read at once
+_NO_SUCH_COMMAND = (126, 127)  # exit statuses of a shell that cannot start, or find, a command
 _NAME = re.compile(r"[A-Za-z0-9_.@%:\[\]-]{1,255}")  # of a host, as ssh takes it
 
 
@@ -54,6 +56,7 @@ class HostRefused(Exception):
     """
 
     def __init__(self, message: str, hint: str) -> None:
+        """`message` says what is wrong, `hint` what a person can do about it."""
         super().__init__(message)
         self.message, self.hint = message, hint
 
@@ -62,12 +65,15 @@ class FarError(Exception):
     """The other side could not do what it was asked."""
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
+        """`code` is the error's code on the other side, or the name of its class; `hint` may be
+        ""."""
         super().__init__(message)
         self.code, self.message, self.hint = code, message, hint
 
 
 def check_destination(text: str) -> None:
-    """Raise UserError BAD_ARGUMENT for what is no name of a host, or would be read as an option."""
+    """Raise UserError BAD_ARGUMENT if `text` is no name of a host for ssh, or would be read as an
+    option of ssh."""
     if not _NAME.fullmatch(text) or text.startswith("-"):
         raise UserError(
             "BAD_ARGUMENT",
@@ -82,34 +88,37 @@ class Connection(Protocol):
 
     @property
     def facts(self) -> JsonObject:
-        """What the other side said of itself when it was connected to."""
+        """What the other side said of itself when the connection was made: "root", "python" and
+        others (`FarSide.hello`)."""
         ...
 
     def call(self, operation: str, body: bytes = b"", **arguments: Any) -> tuple[JsonObject, bytes]:
-        """As `Link.call`."""
+        """Ask the other side for an operation of `FarSide`, as `Link.call` does."""
         ...
 
     def job(self, name: str, **arguments: Any) -> JsonObject:
-        """As `Link.job`."""
+        """Call a function of jobs on the other side, as `Link.job` does."""
         ...
 
 
 class Link:
-    """One connection. A context manager: it is closed at the end."""
+    """A connection to a host, on which a program of ours answers (far_side.py). As a context
+    manager it is closed at the end of the `with` block."""
 
     def __init__(
         self, destination: str, folder: str, python: str = "python3", options: Sequence[str] = ()
     ) -> None:
-        """Connect.
+        """Connect, and start the program at the other end.
 
         Args:
-            destination: as `ssh` takes it; `HERE` for this machine itself, without ssh, as where
-                the folder is shared with other machines.
-            folder: the root over there, below the user's home; or an absolute path.
-            python: the interpreter over there that runs the far side.
-            options: of ssh beside ours (`OPTIONS`), which come first.
+            destination: the host as `ssh` takes it; `HERE` for this machine itself, without ssh,
+                for a folder that it shares with other machines.
+            folder: the root, the folder on the host below which everything lies: relative to the
+                user's home folder there, or an absolute path.
+            python: the interpreter on the host that runs the program.
+            options: options of ssh, each `Name=value`; those in `OPTIONS` come first and so win.
 
-        Raises HostLost or HostRefused.
+        Raises HostLost if the connection cannot be made now, HostRefused if a person has to act.
         """
         self.destination, self.python = destination or "this machine", python
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the connection
@@ -132,6 +141,7 @@ class Link:
             raise
 
     def __enter__(self) -> "Link":
+        """Return the connection itself, which is open already."""
         return self
 
     def __exit__(
@@ -140,16 +150,17 @@ class Link:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Close the connection, whatever happened in the block."""
         self.close()
 
     def close(self) -> None:
         """End the connection; a second call does nothing."""
         for stream in (self._requests, self._answers):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # the process at the other end may be gone
                 stream.close()
         if self._process.poll() is None:
             try:
-                self._process.wait(2)
+                self._process.wait(2)  # it ends by itself when its input ends
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
@@ -158,28 +169,39 @@ class Link:
     def call(
         self, operation: str, body: bytes = b"", *, timeout_s: float = ANSWER_S, **arguments: Any
     ) -> tuple[JsonObject, bytes]:
-        """Ask the other side; returns its answer and the bytes that came with it.
+        """Ask the other side for an operation of `FarSide`; return (its answer, the bytes that came
+        with it).
 
-        Raises FarError where it could not do it, HostLost where the connection is gone.
+        Args:
+            operation: the name of the operation, such as "put".
+            body: bytes that go with the request.
+            timeout_s: how many seconds the answer may take.
+            arguments: the operation's arguments by name.
+
+        Raises FarError if the operation fails there, HostLost if the connection is gone or the
+        answer takes too long.
         """
         try:
             far_side.write_frame(self._requests, {"op": operation, **arguments}, body)
             self._deadline = time.monotonic() + timeout_s
             header, data = far_side.read_frame(self)
         except (OSError, EOFError) as error:
-            raise HostLost(self._last_words() or str(error) or "the connection ended") from error
+            reason = self._ssh_messages() or str(error) or "the connection ended"
+            raise HostLost(reason) from error
         except (ValueError, RecursionError) as error:
             raise HostLost(f"{self.destination} answers in no form of ours") from error
         if header.get("ok") is not True:
-            raise FarError(*(str(header.get(key, ""))[:2000] for key in _ERROR_KEYS))
+            code, message, hint = (str(header.get(key, ""))[:2000] for key in _ERROR_KEYS)
+            raise FarError(code, message, hint)
         return header, data
 
     def job(self, name: str, *, timeout_s: float = ANSWER_S, **arguments: Any) -> JsonObject:
-        """Call a function of engine/executors/jobs.py over there. Raises as `call`."""
+        """Call the function `name` of engine/executors/jobs.py, or of the module that takes its
+        place, on the host and return its result. Raises the errors of `call`."""
         return self.call("job", call=name, timeout_s=timeout_s, **arguments)[0]
 
     def read(self, count: int) -> bytes:
-        """Read bytes of an answer: fewer than `count` only where the connection ends.
+        """Read `count` bytes of an answer, or fewer if the connection ends before.
 
         Raises TimeoutError, an OSError, when the answer takes too long.
         """
@@ -190,17 +212,22 @@ class Link:
         return data
 
     def _fill(self) -> bool:
-        """Wait for more bytes of the answer. Returns False at the end of the connection."""
+        """Wait for more bytes of the answer and add them to the buffer. Returns False at the end of
+        the connection. Raises TimeoutError at the deadline of the answer."""
         descriptor = self._answers.fileno()
-        left = self._deadline - time.monotonic()
-        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+        seconds_left = self._deadline - time.monotonic()
+        if seconds_left <= 0 or not select.select([descriptor], [], [], seconds_left)[0]:
             raise TimeoutError(f"{self.destination} did not answer in time")
-        data = os.read(descriptor, 1 << 20)
+        data = os.read(descriptor, _READ_BYTES)
         self._buffer += data
         return bool(data)
 
     def _greet(self, python: str) -> None:
-        """Send the far side's program and wait for its first word. Raises as the constructor."""
+        """Send the program for the other side (far_side.py), and wait until it writes MAGIC. What a
+        login shell prints before that is skipped. `python` is its interpreter, for errors.
+
+        Raises HostLost or HostRefused if the program does not start.
+        """
         program = Path(far_side.__file__).read_bytes()
         self._deadline = time.monotonic() + _START_S
         try:
@@ -214,29 +241,33 @@ class Link:
         self._buffer = self._buffer.partition(far_side.MAGIC)[2]
 
     def _not_reached(self, python: str) -> Exception:
-        """What became of a connection that did not come about, from ssh's own words."""
+        """Return the error for a connection that could not be made, from what ssh printed:
+        HostRefused if a person has to act, HostLost if another try may succeed. `python` is the
+        interpreter that should have started."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(2)
-        words = self._last_words()
+            self._process.wait(2)  # so that its last messages and exit status are there
+        messages = self._ssh_messages()
         for pattern, message, hint in _REFUSALS:
-            if re.search(pattern, words):
+            if re.search(pattern, messages):
                 return HostRefused(
                     f"{self.destination}: {message}", hint.format(host=self.destination)
                 )
-        if self._process.returncode in (126, 127):
+        if self._process.returncode in _NO_SUCH_COMMAND:
             return HostRefused(
-                f"{self.destination} has no {python}: {words[-200:]}",
+                f"{self.destination} has no {python}: {messages[-200:]}",
                 "Install Python 3.11 or newer there, or name one with --python.",
             )
-        return HostLost(words or f"{self.destination} did not answer within {_START_S:.0f} s")
+        return HostLost(messages or f"{self.destination} did not answer within {_START_S:.0f} s")
 
-    def _last_words(self) -> str:
-        """The last lines that ssh printed, printable characters alone."""
-        with contextlib.suppress(OSError, ValueError):
+    def _ssh_messages(self) -> str:
+        """Return the last lines that ssh printed, joined by "; ", without control characters and
+        the frames of "@" that it draws. Returns "" if it printed nothing."""
+        with contextlib.suppress(OSError, ValueError):  # the file is closed already
             self._stderr.seek(0)
             text = self._stderr.read()[-4000:].decode("utf-8", "replace")
-            lines = ["".join(c for c in line if c.isprintable()) for line in text.splitlines()]
-            return "; ".join(line.strip(" @") for line in lines if line.strip(" @"))[-1500:]
+            printable = ["".join(c for c in line if c.isprintable()) for line in text.splitlines()]
+            lines = [line.strip(" @") for line in printable]
+            return "; ".join(line for line in lines if line)[-1500:]
         return ""
 
 
@@ -269,18 +300,26 @@ _REFUSALS = (
 )
 
 
-def _command(destination: str, python: str, more: Sequence[str] = ()) -> list[str]:
-    """The command that runs the far side. Raises UserError BAD_ARGUMENT."""
+def _command(destination: str, python: str, more_options: Sequence[str] = ()) -> list[str]:
+    """Return the command that starts a Python program on the host, which is then sent to its input.
+
+    `destination` is the host as ssh takes it, or `HERE` for this machine; `more_options` are
+    options of ssh beside `OPTIONS`. Raises UserError BAD_ARGUMENT if the host or the interpreter
+    `python` has a name that ssh or a shell could read in another way.
+    """
     if destination == HERE:
         return [python, "-I", "-c", _loader()]
     check_destination(destination)
-    options = [part for option in (*OPTIONS, *more) for part in ("-o", option)]
-    remote = f"{_quoted(python)} -I -c '{_loader()}'"
-    return ["ssh", *options, "-T", destination, "--", remote]
+    options: list[str] = []
+    for option in (*OPTIONS, *more_options):
+        options += ["-o", option]
+    remote_command = f"{_checked_python(python)} -I -c '{_loader()}'"
+    return ["ssh", *options, "-T", destination, "--", remote_command]
 
 
 def _loader() -> str:
-    """The command line that reads a program from its input and runs it.
+    """Return Python source that reads a line with a length, then a program of so many bytes from
+    its input, and runs the program.
 
     It has no single quote, so that one pair of them is enough for every login shell.
     """
@@ -290,9 +329,9 @@ def _loader() -> str:
     )
 
 
-def _quoted(python: str) -> str:
-    """The path of an interpreter in a remote command. Raises UserError BAD_ARGUMENT for one with a
-    character that some shell reads in its own way."""
+def _checked_python(python: str) -> str:
+    """Return the path of an interpreter unchanged. Raises UserError BAD_ARGUMENT if it has a
+    character that some shell on the host could read in its own way."""
     if not re.fullmatch(r"[A-Za-z0-9_./+-]{1,1000}", python) or python.startswith("-"):
         raise UserError(
             "BAD_ARGUMENT",
@@ -304,5 +343,6 @@ def _quoted(python: str) -> str:
 
 
 def _environment() -> Mapping[str, str]:
-    """The variables of the ssh program: ours, without those of this server."""
+    """Return the environment variables for the ssh program: those of this process without those
+    whose names begin with HONESMITH_, which are no business of a host."""
     return {name: value for name, value in os.environ.items() if not name.startswith("HONESMITH_")}

@@ -123,7 +123,8 @@ def require_fit(folder: Path, adapter: AdapterFacts, facts: ModelFacts) -> None:
         raise mismatch(f"{folder} has no {WEIGHTS}")
     tensors = model_files.read_header(weights)
     for matrix, expected in _expected_shapes(adapter, facts).items():
-        stored = [tensor.shape for key, tensor in tensors.items() if f".{matrix}." in key]
+        # A name is such as "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight".
+        stored = [tensor.shape for name, tensor in tensors.items() if f".{matrix}." in name]
         # Layers of one model may differ in size, so compare how often each shape occurs.
         if Counter(stored) != Counter(expected):
             raise _no_fit(folder, matrix, expected, stored)
@@ -177,18 +178,23 @@ def named_base(folder: Path) -> NamedBase:
 
 
 def weights_under(folder: Path) -> dict[str, str]:
-    """Return the weights that the adapter in `folder` was trained on, as its own files say: file
-    name -> SHA-256. Returns {} for an adapter that this program did not make."""
+    """Return the hashes of the base model's weight files that the adapter in `folder` was trained
+    on: file name -> SHA-256. They stand in a file beside the adapter, which only an export or a
+    checkpoint of this program has; {} without such a file."""
     for name in BASE_FILES:
-        weights = read_object(folder / name).get(BASE_WEIGHTS)  # {} if there is no such file
-        if isinstance(weights, dict) and weights:
-            return weights
+        hashes = read_object(folder / name).get(BASE_WEIGHTS)  # read_object: {} without the file
+        if isinstance(hashes, dict) and hashes:
+            return hashes
     return {}
 
 
 def require_trained_base(run: RunDir, base_path: Path) -> None:
-    """Raise UserError ADAPTER_MISMATCH if the model in `base_path` has other weights than the run
-    was trained on, by its manifest. Nothing is checked before that is written."""
+    """Raise UserError ADAPTER_MISMATCH if the model in the folder `base_path` has other weights
+    than the run was trained on.
+
+    The run's manifest holds the hashes of those weights. Nothing is checked if it cannot be read,
+    as before a run has written it, or if the folder has no weights yet.
+    """
     try:
         model = Manifest.read(run.manifest).model
     except (OSError, DamagedRecord):
@@ -208,24 +214,27 @@ def require_same_weights(home: Home, folder: Path, named_base: NamedBase, base_p
     if not named_base.weights:
         return
     files = [base_path / Path(name).name for name in named_base.weights]
-    present = [file for file in files if file.is_file()]
-    if not present and not list(base_path.glob("*.safetensors")):
+    present_files = [file for file in files if file.is_file()]
+    if not present_files and not list(base_path.glob("*.safetensors")):
         return  # a model of the hub, whose weights are downloaded when the run starts
-    present_weights = file_hashes(home, present)
-    if present_weights != named_base.weights:
-        name = named_base.names[0]
-        raise _other_weights(str(folder), name, base_path, named_base.weights, present_weights)
+    present = file_hashes(home, present_files)
+    if present != named_base.weights:
+        first_name = named_base.names[0]  # how the adapter itself calls its base
+        raise _other_weights(str(folder), first_name, base_path, named_base.weights, present)
 
 
 def _other_weights(
-    what: str, base: str, base_path: Path, trained: Mapping[str, str], present: Mapping[str, str]
+    adapter: str, base: str, base_path: Path, trained: Mapping[str, str], present: Mapping[str, str]
 ) -> UserError:
-    """Return the error for an adapter (`what`: a folder or a run) whose base has changed.
+    """Return the error for an adapter whose base model has other weights than at its training.
 
-    `trained` and `present` are the weights of the base then and now: file name -> SHA-256.
+    Args:
+        adapter: the folder of the adapter, or the id of the run that made it.
+        base: the name of the base model, which lies in the folder `base_path`.
+        trained, present: the base's weights then and now: file name -> SHA-256.
     """
     return mismatch(
-        f"{what} was trained on {base} with other weights than {base_path} has: "
+        f"{adapter} was trained on {base} with other weights than {base_path} has: "
         f"{then_and_now(trained, present)} (SHA-256)",
         hint="Put the base model that it was trained on at that place, or train again on this one.",
     )

@@ -34,7 +34,7 @@ __all__ = ["BUILTIN", "ModelFacts", "ModelRef", "resolve_model", "usable_models"
 
 BUILTIN: dict[str, Path] = {"pebble": Path(__file__).resolve().parents[1] / "pebble"}
 
-# Runs that ended without a checkpoint: (home, the store's mark of the run).
+# Runs that ended without a checkpoint: (home, the run's entry in `_run_versions`).
 _ended_without_checkpoint: set[tuple[object, ...]] = set()
 _RUN_REFERENCE = re.compile(r"(?P<run>[A-Za-z0-9][\w.-]*)(?:@(?P<checkpoint>best|step\d+))?")
 _NAMED_STEPS = 6  # how many of the newest checkpoints an error message names
@@ -206,7 +206,7 @@ def _usable_local_folder(home: Home, ref: str) -> Path | None:
     Raises UserError, OSError, ValueError or RuntimeError if the model cannot be used.
     """
     if ref.endswith(GGUF):
-        folder = library.imported(home, _gguf_file(ref))
+        folder = library.import_folder(home, _gguf_file(ref))
     else:
         folder = _local_folder(ref)
     if folder is None:
@@ -222,8 +222,8 @@ def _usable_local_folder(home: Home, ref: str) -> Path | None:
 
 
 def _refuse_inside(home: Home, folder: Path, ref: str) -> None:
-    """Raise UserError MODEL_NOT_FOUND if `folder` lies in the home and the home has a viewer: what
-    is there belongs to somebody, and is named by the id of its run."""
+    """Raise UserError MODEL_NOT_FOUND if `folder` lies in the home and the home has a viewer (a
+    member of a team). A path could lead into the run of another member; an own run has an id."""
     if home.viewer is not None and folder.is_relative_to(home.root.resolve()):
         raise _no_model_at(ref)
 
@@ -306,7 +306,7 @@ def _referenced_run(home: Home, ref: str) -> tuple[RunDir, str] | None:
     if match is None:
         return None
     run = home.run(match["run"])
-    if home.viewer is not None:  # before the folder is looked for, so that nothing tells of it
+    if home.viewer is not None:  # a member of a team, who must not learn which other runs exist
         with Store(home) as store:
             if not store.sees_run(run.id):
                 return None
@@ -334,11 +334,11 @@ def unmade(home: Home, ref: str) -> ModelRef | None:
 
 
 def made_by(base: ModelRef, run_id: str, settings: CommonSettings) -> ModelRef:
-    """Return the model that the training run `run_id` of `base` with these settings is still to
-    make."""
-    adapter = AdapterFacts(settings.lora_rank, settings.lora_alpha, tuple(settings.lora_targets))
+    """Return the model that the training run `run_id` is still to make: `base` with an adapter of
+    the shape that the run's settings give. The adapter has no files yet, so its folder is None."""
+    shape = AdapterFacts(settings.lora_rank, settings.lora_alpha, tuple(settings.lora_targets))
     return replace(
-        base, kind="run", adapter=None, adapter_facts=adapter, run_id=run_id, waits_for=run_id
+        base, kind="run", adapter=None, adapter_facts=shape, run_id=run_id, waits_for=run_id
     )
 
 
@@ -520,33 +520,34 @@ def _runs_with_checkpoints(home: Home) -> list[RunDir]:
     A run that ended without a checkpoint gets none later unless it is resumed. Such runs are
     remembered in `_ended_without_checkpoint`, so that a listing need not read their folders again.
     """
-    marks = _marks_of_runs(home)
-    names = [name for name in _run_folders(home) if home.viewer is None or name in marks]
+    versions = _run_versions(home)
+    # For a member of a team (`home.viewer`), `versions` has only the runs that the member may see.
+    names = [name for name in _run_folders(home) if home.viewer is None or name in versions]
     runs = []
     for name in names:
-        mark = marks.get(name)  # None for a folder without a row in the database
-        # A mark includes the run's state and attempt, so a resumed run has another key.
-        key = (str(home.root), mark)
-        if mark is not None and key in _ended_without_checkpoint:
+        version = versions.get(name)  # None for a folder without a row in the database
+        # A version includes the run's state and attempt, so a resumed run has another key.
+        key = (str(home.root), version)
+        if version is not None and key in _ended_without_checkpoint:
             continue
         run = RunDir(home.runs / name)
         if run.checkpoint_steps():
             runs.append(run)
-        elif mark is not None:
-            _run_id, state, *_ = mark
+        elif version is not None:
+            _run_id, state, *_ = version
             if state in TERMINAL:
                 _ended_without_checkpoint.add(key)
     return runs
 
 
-def _marks_of_runs(home: Home) -> dict[str, tuple[str, str, int, float | None]]:
-    """Return a mark for each training run, by its id, that changes whenever the run does: (run id,
+def _run_versions(home: Home) -> dict[str, tuple[str, str, int, float | None]]:
+    """Return, by run id, a tuple for each training run that changes whenever the run does: (run id,
     state, attempt, end time or None). Returns {} if there is no database."""
     if not home.db.is_file():
         return {}
     with Store(home) as store:
-        marks = store.run_marks("train")
-    return {run_id: (run_id, state, attempt, ended) for run_id, state, attempt, ended in marks}
+        rows = store.run_marks("train")
+    return {run_id: (run_id, state, attempt, ended) for run_id, state, attempt, ended in rows}
 
 
 def _run_folders(home: Home) -> list[str]:
@@ -572,11 +573,7 @@ def _usable_base(ref: str, kind: str, path: Path) -> UsableModel | None:
     # Only a model stored in the home has a file that says where it came from.
     origin = model_origin.read(path) if kind == "home" else None
     model = UsableModel(
-        ref,
-        kind,
-        params=facts.params,
-        context=facts.max_positions,
-        thinking=facts.thinking,
+        ref, kind, params=facts.params, context=facts.max_positions, thinking=facts.thinking
     )
     return replace(model, origin=origin.sentence()) if origin else model
 

@@ -35,7 +35,7 @@ from envs.json_types import ChatMessage, ToolSchema
 
 _QUESTION: ChatMessage = {"role": "user", "content": "?"}
 _MARK = "zqmark"  # stands for what the model wrote; lengthened if a message contains it
-_MARKER = re.compile(r"<[|｜]?[^<>\s]+>")  # a special token such as <|im_end|>
+_SPECIAL_TOKEN = re.compile(r"<[|｜]?[^<>\s]+>")  # such as <|im_end|>
 
 
 class TemplateError(ValueError):
@@ -230,20 +230,20 @@ class ChatFormat:
 
         `last_id` is the last sampled id of the turn; None if that was an end token.
         """
-        turn_end, rest = self._turn_end_and_rest(stand_in, replies, tools)
+        turn_end, following_text = self._turn_end_and_following_text(stand_in, replies, tools)
         if not turn_end:  # the template writes no end token after this turn
-            return self._after_opening(rest, last_id)
-        if rest.startswith(turn_end):
-            after_end = self.encode(rest[len(turn_end) :])
+            return self._after_opening(following_text, last_id)
+        if following_text.startswith(turn_end):
+            after_end = self.encode(following_text[len(turn_end) :])
             if self._is_end(last_id):
                 return after_end
             return [*self.encode(turn_end), *after_end]  # the turn stopped before its end token
         # Before further messages the template (of gpt-oss) ends a turn with another token than at
         # the end of a conversation. That other token is left out, as one was sampled in its place.
-        marker = _MARKER.match(rest)
-        if marker and len(self.encode(marker.group())) == 1 and self._is_end(last_id):
-            rest = rest[marker.end() :]
-        return self.encode(rest)
+        other_end = _SPECIAL_TOKEN.match(following_text)
+        if other_end and len(self.encode(other_end.group())) == 1 and self._is_end(last_id):
+            following_text = following_text[other_end.end() :]
+        return self.encode(following_text)
 
     def _after_opening(self, following_text: str, last_id: int | None) -> list[int]:
         """Return the token ids of `following_text`, which follows a turn without an end token.
@@ -253,16 +253,16 @@ class ChatFormat:
         is `last_id`, the last id of the turn. A `last_id` of None stands for any token that ends
         turns.
         """
-        opening = next((stop for stop in self.stop_texts if following_text.startswith(stop)), "")
+        opening = self._stop_at_start(following_text)
         if opening and (last_id is None or self.encode(opening) == [last_id]):
             return self.encode(following_text[len(opening) :])
         return self.encode(following_text)
 
-    def _turn_end_and_rest(
+    def _turn_end_and_following_text(
         self, stand_in: _StandIn, replies: Sequence[ChatMessage], tools: Sequence[ToolSchema]
     ) -> tuple[str, str]:
-        """Return what the template writes after the model's words in the turn of `stand_in`, a
-        conversation in which the model's words end with a mark (a made-up word).
+        """Return what the template writes after the model's words in the last turn of `stand_in`, a
+        conversation in which those words end with a mark (a made-up word).
 
         The result is two texts:
 
@@ -272,21 +272,26 @@ class ChatFormat:
         """
         conversation = [*stand_in.history, stand_in.message]
         mark = stand_in.mark  # the last of the model's words
-        closed = _text_after(mark, self.text(conversation, tools, prompt=False))
-        continued = _text_after(mark, self.text([*conversation, *replies], tools, prompt=True))
-        first_stop = self._first_stop(closed)
+        # The text after the mark, if the conversation ends there and if replies follow.
+        at_end = _text_after(mark, self.text(conversation, tools, prompt=False))
+        with_replies = _text_after(mark, self.text([*conversation, *replies], tools, prompt=True))
+        first_stop = self._first_stop(at_end)
         if first_stop:
             stop_at, stop = first_stop
             # Text before the end token, such as closing brackets of a call, is part of the turn.
-            if continued[:stop_at] == closed[:stop_at]:
-                return stop, continued[stop_at:]
+            if with_replies[:stop_at] == at_end[:stop_at]:
+                return stop, with_replies[stop_at:]
         # Without an end token, the text that both versions share still belongs to the turn.
-        return "", continued[_common_start(closed, continued) :]
+        return "", with_replies[_common_start(at_end, with_replies) :]
 
     def _first_stop(self, text: str) -> tuple[int, str] | None:
         """Find the first token that ends a turn: (its position in the text, the token), or None."""
         stops = [(text.find(stop), stop) for stop in self.stop_texts if stop in text]
         return min(stops, default=None)
+
+    def _stop_at_start(self, text: str) -> str:
+        """Return the token that ends a turn with which `text` begins, or ""."""
+        return next((stop for stop in self.stop_texts if text.startswith(stop)), "")
 
     def _is_end(self, last_id: int | None) -> bool:
         """Tell whether `last_id`, the last id of a turn, is a token that ends turns. None means
@@ -308,11 +313,10 @@ class ChatFormat:
         turn.
         """
         messages = [_as_trained(message, reasoning) for message in messages]
+        is_required = reasoning == "require"
         rows: list[TokenizedChat] = []
         row_text = ""  # the text of the last row
-        for prompt, answer in self._prompts_and_turns(
-            messages, tools, needs_reasoning=reasoning == "require"
-        ):
+        for prompt, answer in self._prompts_and_turns(messages, tools, needs_reasoning=is_required):
             # If the template writes the earlier turns as before, this turn can join the last row.
             if rows and prompt.startswith(row_text):
                 rows[-1] = self._with_next_turn(rows[-1], prompt[len(row_text) :], answer)
@@ -337,17 +341,16 @@ class ChatFormat:
                 raise NoReasoning(f"message {index + 1} has no reasoning, and thinking requires it")
             yield self._prompt_and_turn(messages[:index], message, tools)
 
-    def _with_next_turn(self, row: TokenizedChat, more: str, answer: str) -> TokenizedChat:
-        """Return the row extended by the text `more` and then by the turn `answer`."""
-        prompt_ids = row.ids + self.encode(more)
+    def _with_next_turn(self, row: TokenizedChat, between: str, answer: str) -> TokenizedChat:
+        """Return the row extended by the text `between` its last turn and the next, and by that
+        next assistant turn, `answer`."""
+        prompt_ids = row.ids + self.encode(between)
         return self._with_turn(prompt_ids, row.turns, row.shape.known, answer)
 
     def _new_row(self, rows: Sequence[TokenizedChat], prompt: str, answer: str) -> TokenizedChat:
-        """Make a row of one turn, the `answer` to `prompt`, that follows `rows` of the same
-        conversation.
-
-        The tokens that its prompt shares with the last of `rows` count as known.
-        """
+        """Make a training row of one turn, the `answer` to `prompt`, that follows `rows` of the
+        same conversation. The tokens that its prompt shares with the last of `rows` count as known:
+        they are not trained again."""
         prompt_ids = self.encode(prompt)
         shared_count = _common_start(prompt_ids, rows[-1].ids) if rows else 0
         return self._with_turn(prompt_ids, turns=[], known=shared_count, answer=answer)
@@ -397,7 +400,8 @@ class ChatFormat:
         if not thought and not is_open:
             return ""
         tags = tags_of(self.template)[-1]  # the last are those that the template itself writes
-        return f"{'' if is_open else tags.before}{thought}{tags.after}"
+        opening = "" if is_open else tags.before
+        return f"{opening}{thought}{tags.after}"
 
     def _answer_text(
         self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]
@@ -458,10 +462,10 @@ class ChatFormat:
         reply = _reply_to(message)  # any message that can come next
         stand_in = next(_stand_ins([*history, message], [reply]))
         try:
-            _, rest = self._turn_end_and_rest(stand_in, [reply], tools)
+            _, following_text = self._turn_end_and_following_text(stand_in, [reply], tools)
         except TemplateError:  # the template takes no reply: the turn ends with its text
             return turn
-        return turn + next((stop for stop in self.stop_texts if rest.startswith(stop)), "")
+        return turn + self._stop_at_start(following_text)
 
     def _with_one_end(self, turn: str) -> str:
         """Return the turn with only the first of several end tokens in a row at its end, because
@@ -485,12 +489,9 @@ def _reply_to(message: ChatMessage) -> ChatMessage:
     calls = message.get("tool_calls")
     if not calls:
         return _QUESTION
-    return {
-        "role": "tool",
-        "content": "?",
-        "name": calls[0].get("function", calls[0]).get("name", ""),
-        "tool_call_id": calls[0].get("id", ""),
-    }
+    function = calls[0].get("function", calls[0])  # a call may be the function itself
+    name, call_id = function.get("name", ""), calls[0].get("id", "")
+    return {"role": "tool", "content": "?", "name": name, "tool_call_id": call_id}
 
 
 def _stand_ins(before: Sequence[ChatMessage], replies: Sequence[ChatMessage]) -> Iterator[_StandIn]:
@@ -512,10 +513,7 @@ def _stand_ins(before: Sequence[ChatMessage], replies: Sequence[ChatMessage]) ->
 
 def _marked_message(mark: str, calls: Sequence[ChatMessage]) -> ChatMessage:
     """Make an assistant message with these calls, each with `mark` (a made-up word) as its only
-    argument.
-
-    Without calls, `mark` is the content of the message.
-    """
+    argument. Without calls, `mark` is the content of the message."""
     if not calls:
         return {"role": "assistant", "content": mark}
     marked_calls = []
@@ -585,11 +583,13 @@ def _abilities(source: str, special_tokens: tuple[tuple[str, str], ...]) -> Abil
 
     `special_tokens` holds (name, text) pairs, not a dict, because cache keys must be hashable.
     """
-    return template_messages.abilities(
-        lambda messages, tools, prompt: _render(
-            source, {**dict(special_tokens), **_variables(messages, tools, prompt)}
-        )
-    )
+
+    def render(messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], prompt: bool) -> str:
+        """Render a trial conversation; `prompt` adds the opening of the next turn."""
+        variables = {**dict(special_tokens), **_variables(messages, tools, prompt)}
+        return _render(source, variables)
+
+    return template_messages.abilities(render)
 
 
 def _render(source: str, variables: Mapping[str, object]) -> str:

@@ -160,7 +160,8 @@ def refusal(config: Mapping[str, Any], architecture: str) -> str:
 
 
 def _has_language_model(config: Mapping[str, Any], architecture: str) -> bool:
-    """Tell whether a model of this class is a causal language model, or has one as a part."""
+    """Tell whether a model of the class `architecture` is a causal language model, or has one as a
+    part, which `config` (the model's config.json) then describes under "text_config"."""
     if architecture.endswith(_CAUSAL):
         return True
     return architecture.endswith(_COMPOSITE) and isinstance(config.get("text_config"), dict)
@@ -305,7 +306,8 @@ def _in_other_part(prefix: str) -> bool:
 def expert_share(lookup: Lookup) -> float:
     """Return the share of the experts that one token runs through, or 1 if the configuration gives
     no numbers of experts. `lookup` returns the value of a key in config.json."""
-    count, per_token = _first_size(lookup, _EXPERT_COUNT), _first_size(lookup, _EXPERTS_PER_TOKEN)
+    count = _first_size(lookup, _EXPERT_COUNT)
+    per_token = _first_size(lookup, _EXPERTS_PER_TOKEN)
     if not count or not per_token:
         return 1.0
     return min(1.0, per_token / count)

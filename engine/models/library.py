@@ -179,13 +179,13 @@ def from_file(home: Home, file: Path) -> Path:
     the import has not finished after `WAIT_S` seconds (a later call succeeds), DISK_FULL or
     NO_TORCH.
     """
-    folder = imported(home, file)
-    if not _is_there(folder):
+    folder = import_folder(home, file)
+    if not _is_imported(folder):
         _import(home, file, folder, source=str(file), license_name="", wait_s=WAIT_S)
     return folder
 
 
-def imported(home: Home, file: Path) -> Path:
+def import_folder(home: Home, file: Path) -> Path:
     """Return the folder that the GGUF file at `file` is imported into, whether it was imported yet
     or not.
 
@@ -210,11 +210,11 @@ def _import(
     # The folder of the import's lock and log.
     job = home.cache / "gguf" / hashlib.sha256(str(folder).encode()).hexdigest()[:16]
     lock_path = job / _IMPORT_LOCK
-    if not is_locked(lock_path) and not _is_there(folder):
+    if not is_locked(lock_path) and not _is_imported(folder):
         _require_room(home, file)
         _start_import(home, job, [str(file), str(folder), source, license_name])
     _wait_for_import(file, lock_path, wait_s)
-    if not _is_there(folder):
+    if not _is_imported(folder):
         # The log is not deleted, because other calls that wait for the same import read it too.
         raise _refusal(home, file, _why_not_imported(job / _IMPORT_LOG))
 
@@ -245,7 +245,7 @@ def _wait_for_import(file: Path, lock_path: Path, wait_s: float) -> None:
         time.sleep(0.05)
 
 
-def _is_there(folder: Path) -> bool:
+def _is_imported(folder: Path) -> bool:
     """Tell whether the imported model `folder` exists. An import creates it only when it is
     complete."""
     return (folder / model_origin.FILE).is_file()

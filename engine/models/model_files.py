@@ -163,7 +163,7 @@ class ModelFacts:
 
     def adapter_params(self, rank: int, targets: list[str] | tuple[str, ...]) -> int:
         """Parameters of a LoRA with this rank on the projections `targets` of every layer: for each
-        projection rank x (inputs + outputs), for a name that no layer has none."""
+        projection rank x (inputs + outputs). A name that no layer has adds nothing."""
         return rank * sum(self._projection_sizes.get(name, 0) for name in targets)
 
     @cached_property
@@ -263,8 +263,8 @@ def read_header(path: Path) -> dict[str, Tensor]:
 
 @lru_cache(maxsize=256)
 def _read_header(path: Path, size: int, _mtime: int) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file of `size` bytes; `_mtime` only belongs to the cache
-    key."""
+    """Read the tensors of a safetensors file of `size` bytes, by name. `_mtime`, when the file last
+    changed, only belongs to the cache key, so that a changed file is read again."""
     with open_file(path) as file:
         length = file.read(_LENGTH_BYTES)
         raw = length + file.read(header_length(length, path.name))
@@ -380,8 +380,8 @@ def _stored_header(folder: Path, name: str) -> dict[str, Tensor]:
 def check_config(config: JsonObject, where: str) -> None:
     """Refuse a model whose config.json shows that it cannot be trained here.
 
-    `where` names the model in the error. Raises UserError MODEL_UNSUPPORTED if the model needs its
-    own code, is quantized, or is of a family that is not trained (engine/models/families.py).
+    `where` names the model in the error: its folder or hub id. Raises UserError MODEL_UNSUPPORTED
+    if it needs its own code, is quantized, or is of a family that is not trained (`families.py`).
     """
     if config.get("auto_map"):
         raise unsupported(
@@ -453,8 +453,8 @@ def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:
     values = [config[name] for name in names if config.get(name) is not None]
     value = values[0] if values else default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        shown = value if values else None  # None: missing, not the default of 0
-        raise unsupported(f"config.json has {key} = {shown!r}", "It must be a positive integer.")
+        stored = value if values else None  # None: missing, not the default of 0
+        raise unsupported(f"config.json has {key} = {stored!r}", "It must be a positive integer.")
     return value
 
 

@@ -52,8 +52,11 @@ CHANNEL_MARKS = ("<|channel|>analysis", "to=self")
 
 
 def tags_of(template: str) -> tuple[Tags, ...]:
-    """Return the tags that may stand around thoughts in a model's replies, by the source of its
-    chat template. The last ones are those that the template itself writes."""
+    """Return the tags that may stand around thoughts in a model's replies: always <think>, and
+    those of other families whose closing tag is in `template`, the source of its chat template.
+
+    The order matters: if the template writes tags itself, those are the last.
+    """
     return (THINK, *(tags for tags in OTHER_TAGS if tags.closing in template))
 
 
@@ -66,8 +69,8 @@ def has_marks(template: str) -> bool:
 
 def after_thought(reply: str) -> str:
     """Return a reply without the thought at its beginning, whichever family's tags it has."""
-    _, rest = tagged_thoughts((THINK, *OTHER_TAGS)).take_off(reply)
-    return rest
+    _thought, answer = tagged_thoughts((THINK, *OTHER_TAGS)).take_off(reply)
+    return answer
 
 
 def opens_thought(prompt: str, template: str) -> bool:

@@ -189,16 +189,16 @@ def split_reasoning(message: ChatMessage) -> ChatMessage:
     The reasoning is the first non-empty one of `_REASONING_FIELDS`, or else the content before
     </think>. Without any reasoning the copy lacks the field.
     """
-    rest = {key: value for key, value in message.items() if key not in _REASONING_FIELDS}
+    copy = {key: value for key, value in message.items() if key not in _REASONING_FIELDS}
     reasoning = next((message[key] for key in _REASONING_FIELDS if message.get(key)), "")
     content = message.get("content")
     if not reasoning and isinstance(content, str) and THINK.closing in content:
         thought, _, answer = content.partition(THINK.closing)
         reasoning = thought.strip().removeprefix(THINK.opening)
-        rest["content"] = answer.lstrip("\n")
+        copy["content"] = answer.lstrip("\n")
     if isinstance(reasoning, str) and reasoning.strip():
-        rest["reasoning_content"] = reasoning.strip()
-    return rest
+        copy["reasoning_content"] = reasoning.strip()
+    return copy
 
 
 def without_reasoning(message: ChatMessage) -> ChatMessage:
@@ -231,7 +231,7 @@ def _result(name: str, content: str) -> ChatMessage:
 
 
 def _with_calls(message: ChatMessage, can: Abilities) -> ChatMessage:
-    """Return the message with its tool calls in a form that the template reads.
+    """Return the message with its tool calls in a form that a template of these abilities reads.
 
     They stay in `tool_calls`, with arguments in the template's form, or become text of the content
     if the template writes no calls.
@@ -244,8 +244,8 @@ def _with_calls(message: ChatMessage, can: Abilities) -> ChatMessage:
     content = _text(message)
     parts = [content] if content else []
     parts += [_call_as_text(call) for call in calls]
-    rest = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**rest, "content": "\n".join(parts)}
+    without_calls = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**without_calls, "content": "\n".join(parts)}
 
 
 def _call_as_text(call: ChatMessage) -> str:
@@ -256,8 +256,8 @@ def _call_as_text(call: ChatMessage) -> str:
 
 
 def _with_arguments(call: ChatMessage, can: Abilities) -> ChatMessage:
-    """Return a tool call with its arguments in the form that the template reads: an object, or JSON
-    text. Text that is no JSON object stays unchanged."""
+    """Return a tool call with its arguments in the form that a template of these abilities reads:
+    an object, or JSON text. Text that is no JSON object stays unchanged."""
     # A call holds its function under the key "function", or is the function itself.
     function = call.get("function", call)
     arguments = _arguments(function)
@@ -288,20 +288,20 @@ def _with_tools(
     """Return the conversation with the tools described in its first message.
 
     The description follows the text of a system message, or becomes a new system message. If the
-    template takes no system message, it stands before the text of the first message.
+    template takes no system message, it stands before the text of the first message. A conversation
+    without messages stays empty.
     """
-    schemas = "\n".join(
-        json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools
-    )
-    text = _TOOLS_TEXT.format(schemas=schemas)
+    functions = [tool.get("function", tool) for tool in tools]  # a tool may be the function itself
+    schemas = "\n".join(json.dumps(function, ensure_ascii=False) for function in functions)
+    description = _TOOLS_TEXT.format(schemas=schemas)
     if not messages:
         return messages
     first = messages[0]
     if first["role"] == "system":
-        return [{**first, "content": f"{_text(first)}\n\n{text}"}, *messages[1:]]
+        return [{**first, "content": f"{_text(first)}\n\n{description}"}, *messages[1:]]
     if can.takes_system:
-        return [{"role": "system", "content": text}, *messages]
-    return [{**first, "content": f"{text}\n\n{_text(first)}"}, *messages[1:]]
+        return [{"role": "system", "content": description}, *messages]
+    return [{**first, "content": f"{description}\n\n{_text(first)}"}, *messages[1:]]
 
 
 def _text(message: ChatMessage) -> str:

@@ -11,33 +11,42 @@ from engine.home.run_dir import RunDir
 
 
 def begin(run: RunDir, attempt: int) -> None:
-    """Note that an attempt has begun: until its place says more, it has cost nothing."""
+    """Write to spent.json that the attempt with this number has begun and has held its devices for
+    0 seconds so far. If the file is of that attempt already, it stays as it is."""
     before = read_object(run.far("spent"))
     if before.get("attempt") != attempt:
-        now = {**before, "attempt": attempt, "seconds": 0.0, "why": ""}
-        write_json(run.far("spent"), now, fsync=False)
+        after = {**before, "attempt": attempt, "seconds": 0.0, "why": ""}
+        write_json(run.far("spent"), after, fsync=False)
 
 
 def note(run: RunDir, attempt: int, launch: int, spent_s: float, why: str = "") -> None:
-    """Note that a launch has held its devices for `spent_s` seconds, as seen in an attempt, and why
-    it waits for them; "" where it does not.
+    """Write to spent.json how long a run has held its devices at a host.
 
-    An attempt counts what came since the last look of the one before it, and all of its launches.
+    An attempt (of the run, on this machine) may start several launches on the host, and may go on
+    with the launch of an earlier attempt. Its "seconds" are those of all its launches, without the
+    seconds that an earlier attempt has counted already.
+
+    Args:
+        attempt: the number of the current attempt.
+        launch: the number of the launch on the host.
+        spent_s: seconds for which this launch has held its devices so far, as the host counts.
+        why: why the launch still waits for its devices; "" if it does not.
     """
     before = read_object(run.far("spent"))
-    seen_s = _number(before, "spent_s") if before.get("launch") == launch else 0.0
+    known_s = _number(before, "spent_s") if before.get("launch") == launch else 0.0
     counted_s = _number(before, "seconds") if before.get("attempt") == attempt else 0.0
-    now = {
+    after = {
         "attempt": attempt,
         "launch": launch,
-        "spent_s": max(seen_s, spent_s),
-        "seconds": counted_s + max(0.0, spent_s - seen_s),
+        "spent_s": max(known_s, spent_s),  # an older answer may come late
+        "seconds": counted_s + max(0.0, spent_s - known_s),
         "why": why,
     }
-    if now != before:
-        write_json(run.far("spent"), now, fsync=False)
+    if after != before:
+        write_json(run.far("spent"), after, fsync=False)
 
 
 def _number(record: dict[str, object], key: str) -> float:
+    """Return the number at `key` of a record, or 0 if it has none there."""
     value = record.get(key)
     return float(value) if isinstance(value, int | float) else 0.0

@@ -22,10 +22,10 @@ from engine.records.run_config import TrainConfig
 
 
 class FarExecutor(Executor, Protocol):
-    """A place to run that is no part of this machine: the seam, and files that go there and back.
+    """An executor on another machine, with what is needed to send files there and bring them back.
 
     Attributes:
-        look: what the last probe brought: which files of the run changed, for the mirror.
+        look: the host's answer to the last probe, which says which files of the run have changed.
     """
 
     home: Home
@@ -34,28 +34,31 @@ class FarExecutor(Executor, Protocol):
 
     @property
     def link(self) -> Connection:
-        """Where its files are read and written."""
+        """The connection over which files are read and written there."""
         ...
 
     def send(self, run: RunDir, config: TrainConfig, handle: Handle) -> int:
-        """Put everything over there that the run needs; returns the bytes that were sent."""
+        """Put everything on the host that the launch of the run needs. Returns the number of bytes
+        that were sent."""
         ...
 
     def folder(self, run: RunDir, handle: Handle) -> str:
-        """The run's folder over there, below the root of the connection."""
+        """Return the run's folder on the host, below the root of the connection."""
         ...
 
 
 @contextlib.contextmanager
 def connected(home: Home, host: Host, python: str = "") -> Iterator[FarExecutor]:
-    """Connect to a host; the connection ends with the block.
+    """Connect to a host of any kind, and yield its executor. The connection is closed at the end of
+    the `with` block.
 
     Args:
-        python: an interpreter over there; "" for the one that its set-up found.
+        python: an interpreter on the host; "" for the one that its set-up chose.
 
-    Raises HostLost, HostRefused, FarError, or UserError HOST_UNUSABLE where it was never set up.
+    Raises HostLost (not reached), HostRefused (a person has to act), FarError, or UserError
+    HOST_UNUSABLE if the host was never set up.
     """
-    if host.kind == SKY:  # its machines come later, each with an environment of its own
+    if host.kind == SKY:  # its machines are rented later, each with an environment of its own
         extras = (*EXTRAS, *(GPU_EXTRAS if host.sky.accelerators else ()))
         packages = () if host.python else pinned(*extras)
         with contextlib.closing(SkyExecutor(home, host, packages)) as executor:
@@ -63,15 +66,15 @@ def connected(home: Home, host: Host, python: str = "") -> Iterator[FarExecutor]
         return
     python = python or hosts.facts_of(home, host).python
     if host.kind == RAY:
-        # Where the folder is seen from here, files are put by this interpreter: the other one may
-        # be on the nodes alone.
-        reader = sys.executable if host.ssh == HERE else python
+        # If this machine sees the shared folder itself, files are written by its own interpreter:
+        # `python` may exist on the cluster's nodes alone.
+        folder_python = sys.executable if host.ssh == HERE else python
         with (
-            Link(host.ssh, host.folder, reader) as link,
+            Link(host.ssh, host.folder, folder_python) as link,
             contextlib.closing(RayExecutor(home, host, link, python)) as executor,
         ):
             yield executor
         return
     with Link(host.ssh, host.folder, python) as link:
-        make = SlurmExecutor if host.kind == SLURM else SshExecutor
-        yield make(home, host, link)
+        executor_class = SlurmExecutor if host.kind == SLURM else SshExecutor
+        yield executor_class(home, host, link)

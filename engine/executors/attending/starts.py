@@ -13,10 +13,11 @@ from engine.home.run_dir import Home
 
 
 def when_it_starts(home: Home, compute: str, gpus: int) -> str:
-    """Ask a cluster when a run with this `compute` would start, in words; "" for other places.
+    """Ask a cluster when a run on so many devices would start. Returns a sentence; "" if the place
+    `compute` (a host such as "slurm:lab", or "local") has no queue of its own.
 
-    A cluster that is not reached is said to be so. Raises UserError HOST_* where it is not known or
-    not set up, HOST_UNUSABLE where it would never start such a job.
+    If the cluster is not reached, the sentence says so. Raises UserError HOST_NOT_FOUND or
+    HOST_UNUSABLE if it is not known, was not set up, or would never start such a job.
     """
     host = hosts.host_of(home, compute) if compute != LOCAL else None
     if host is None or host.kind == SSH:

@@ -5,8 +5,15 @@ from engine.core.files import JsonObject
 AS_TOLD = "it ended as it was told to"
 
 
-def ended(state: str, kind: str, reason: str, hint: str = "") -> JsonObject:
-    """An end, with the cause that the cluster names."""
+def end_record(state: str, kind: str, reason: str, hint: str = "") -> JsonObject:
+    """Return the record of a run's end, for a run whose job wrote none.
+
+    Args:
+        state: "failed" or "cancelled".
+        kind: the kind of failure, such as "infra" or "oom".
+        reason: why it ended, as the cluster says.
+        hint: what a user can do; "" for nothing.
+    """
     return {
         "state": state,
         "reason_kind": kind,
@@ -16,6 +23,7 @@ def ended(state: str, kind: str, reason: str, hint: str = "") -> JsonObject:
     }
 
 
-def lost(reason: str) -> JsonObject:
-    """The end of a run that could go on from its last checkpoint."""
-    return {**ended("failed", "infra", reason), "is_lost": True}
+def lost_end(reason: str) -> JsonObject:
+    """Return the record of the end of a run that the cluster has taken away. "is_lost" says that it
+    can go on from its last checkpoint, so that it is started again."""
+    return {**end_record("failed", "infra", reason), "is_lost": True}

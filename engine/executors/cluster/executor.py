@@ -15,25 +15,28 @@ from engine.records.run_config import TrainConfig
 
 
 class ClusterExecutor(LinkedExecutor):
-    """A cluster over one connection to where its shared folder is seen."""
+    """Runs jobs on a cluster, over one connection to a machine that sees the cluster's shared
+    folder. Each launch of a run has a folder of its own there."""
 
     def capabilities(self) -> Caps:
-        """What the last job that looked at a node has found. Raises UserError HOST_UNUSABLE where
-        there was none (`look_at_a_node`)."""
+        """Return what the last job that looked at a node has found there. Raises UserError
+        HOST_UNUSABLE if there was no such job yet (`look_at_a_node`)."""
         return hosts.facts_of(self.home, self.host).capabilities()
 
     def folder(self, run: RunDir, handle: Handle) -> str:
-        """The folder of a launch of the run over there, below the root."""
+        """Return the run's folder in the folder of its launch, below the root."""
         return str(self._place(run, handle).run.path.relative_to(self.root))
 
     def _place(self, run: RunDir, handle: Handle) -> Place:
-        """The launch over there."""
+        """Return the place of the launch in the shared folder."""
         return Place(Path(self.root), self.home_id, run.id, handle.launch)
 
     def _order(self, run: RunDir, row: RunRow, cap: float) -> JsonObject:
-        """What the job of a run is to do (node_side.py).
+        """Return the order for the job of a run (node_side.py): what it needs to queue the run in
+        the launch's own home.
 
         Args:
+            row: the run's row in the database of this machine.
             cap: device hours that the run may still take; 0 for no cap.
         """
         config = run.read_config()
@@ -46,7 +49,8 @@ class ClusterExecutor(LinkedExecutor):
         }
 
     def _require_database(self, described: JsonObject) -> None:
-        """Raise FarError where a node has found that no database can be kept in the folder."""
+        """Raise FarError if a node has found that no database can be kept in the shared folder.
+        `described` is what the node says of itself; "database" holds the reason."""
         if described.get("database"):
             raise FarError(
                 "HOST_UNUSABLE",

@@ -26,37 +26,47 @@ from engine.home.store import Store
 from engine.machine.processes import launcher
 
 EXIT_CLAIMED = 75  # another job runs this launch
-LOOK_S = 1.0
-BEAT_S = 3.0  # between two signs of life
-_CLOCKS_S = 600.0  # that the clocks of two machines of a cluster may differ by
+LOOK_S = 1.0  # seconds between two looks at the run
+BEAT_S = 3.0  # seconds between two signs of life
+_CLOCKS_S = 600.0  # seconds by which the clocks of two machines of a cluster may differ
 
 
 class NodeSide:
-    """One job.
+    """The job that carries out one launch of a run on a node of a cluster.
 
     Attributes:
-        job: its name at the cluster; a job that is started anew keeps it.
-        cluster: what kind of cluster gave the node.
-        told: set when the cluster tells it to end.
+        place: the launch's folder, through which this job and the other side speak.
+        job: the job's name or id at the cluster; a job that is started anew keeps it.
+        cluster: what kind of cluster gave the node, such as "Slurm".
+        order: what the job is to do; {} if the launch was removed.
+        told: set when the cluster tells the job to end.
+        began: when the job began, on the monotonic clock.
+        beats: how many signs of life were given.
+        beat_at: when the last of them was given, on the monotonic clock.
+        shown: what it said the run was doing.
     """
 
     def __init__(self, place: Place, job: str, cluster: str) -> None:
+        """Read the job's order; nothing is started before `run`."""
         self.place, self.job, self.cluster = place, job, cluster
         self.order = read_object(place.order)
         self.told = threading.Event()
         self.began = time.monotonic()
         self.beats = 0
-        self.beat_at = -BEAT_S
+        self.beat_at = -BEAT_S  # so that the first sign of life is due at once
         self.shown: JsonObject = {}
 
     def run(self) -> int:
-        """Until the run has ended; returns the exit status of the job."""
+        """Carry the run out until it has ended. Returns the exit status of the job: 0, also if the
+        run failed, or EXIT_CLAIMED if the launch is another job's or was replaced."""
         if not self._claim():
             return EXIT_CLAIMED
         place, order = self.place, self.order
-        silent_s = time.time() - float(read_object(place.run.far("lease")).get("time", time.time()))
+        # The job may have waited for a node for longer than the lease lasts.
+        renewed_at = float(read_object(place.run.far("lease")).get("time", time.time()))
+        silent_s = time.time() - renewed_at
         if silent_s > float(order["lease_s"]) + _CLOCKS_S:
-            self._end({"state": "failed", "reason_kind": "lease", "reason": _NO_WORD})
+            self._write_end({"state": "failed", "reason_kind": "lease", "reason": _NO_WORD})
             return 0
         jobs.prepare(str(place.root), place.far_home, order["config_toml"], order["envs"])
         jobs.start(
@@ -69,77 +79,85 @@ class NodeSide:
             self._take_secrets(),
         )
         try:
-            return self._look_on()
+            return self._watch_run()
         except (OSError, UserError):
             if place.order.exists():
                 raise
-            return self._abandoned()
+            return self._abandon()  # the error came from the removal of the launch's folder
 
-    def _look_on(self) -> int:
-        """Until the run has ended, or its folder is gone; returns the exit status of the job."""
+    def _watch_run(self) -> int:
+        """Give signs of life until the run has ended, or its folder is gone; end it if somebody
+        wants that. Returns the exit status of the job."""
         place = self.place
         while place.order.exists():
             row = self._row()
-            self._beat({"state": row.state, "device": row.device})
+            self._give_beat({"state": row.state, "device": row.device})
             if row.state in TERMINAL and not launcher.is_alive(place.run):
-                self._end(jobs.end_of(row))
+                self._write_end(jobs.end_of(row))
                 return 0
-            time.sleep(LOOK_S) if self.told.is_set() else self.told.wait(LOOK_S)
-            # Before the dead are settled: one that was told to end is not started again.
+            if self.told.is_set():
+                time.sleep(LOOK_S)  # `wait` would return at once, again and again
+            else:
+                self.told.wait(LOOK_S)
+            # Before `reap`, which starts a run again whose process has died: not this one, if it
+            # was told to end.
             self._stop_if_told()
             launcher.reap(place.run.home)
-        return self._abandoned()
+        return self._abandon()
 
     def _claim(self) -> bool:
-        """Take this launch for this job; the same job takes it again where it is started anew.
-
-        Returns False where another job has it.
-        """
-        if not self.order:  # it was taken back, or another launch is in its place
+        """Claim this launch for this job. The same job may claim it again, if the cluster starts it
+        anew. Returns False if another job has it, or the launch was removed."""
+        if not self.order:
             return False
         aside = self.place.claim.with_name(f".claim-{self.job}")
         write_json(aside, {"job": self.job, "node": os.uname().nodename})
         with contextlib.suppress(FileExistsError):
-            os.link(aside, self.place.claim)  # fails where it is there, on every shared file system
+            # On every shared file system a hard link fails if the file exists: one job wins.
+            os.link(aside, self.place.claim)
         aside.unlink(missing_ok=True)
         return read_object(self.place.claim).get("job") == self.job
 
     def _take_secrets(self) -> dict[str, str]:
-        """Read the variables that were left for this job, and remove them."""
+        """Read the environment variables that were left for this job, and delete their file."""
         secrets = read_object(self.place.secrets)
         self.place.secrets.unlink(missing_ok=True)
         return {str(name): str(text) for name, text in secrets.items()}
 
     def _row(self) -> RunRow:
-        """The run's row."""
+        """Read the run's row from the database of the launch's own home."""
         with Store(self.place.run.home) as store:
             return store.get_run(self.place.run_id)
 
-    def _beat(self, now: JsonObject) -> None:
-        """Give a sign of life, and say what the run is doing."""
-        since = time.monotonic() - self.beat_at
-        if now == self.shown and since < BEAT_S:
+    def _give_beat(self, activity: JsonObject) -> None:
+        """Write a sign of life with what the run is doing (`activity`: its state and device), if
+        that has changed or the last sign is `BEAT_S` seconds old."""
+        since_last_s = time.monotonic() - self.beat_at
+        if activity == self.shown and since_last_s < BEAT_S:
             return
         self.beats += 1
-        self.shown, self.beat_at = now, time.monotonic()
+        self.shown, self.beat_at = activity, time.monotonic()
         spent_s = time.monotonic() - self.began
         beat = {"beat": self.beats, "spent_s": spent_s, "job": self.job}
-        write_json(self.place.beat, {**now, **beat})
+        write_json(self.place.beat, {**activity, **beat})
 
     def _stop_if_told(self) -> None:
-        """End the run where somebody wants that."""
-        asked = read_object(self.place.stop)
-        if asked:
-            self._stop(str(asked.get("reason", "")))
+        """Ask the run to save and end, if the other side (by a file) or the cluster (by a signal)
+        has told this job to end it."""
+        request = read_object(self.place.stop)
+        if request:
+            self._stop(str(request.get("reason", "")))
         elif self.told.is_set():
             self._stop(f"{self.cluster} ends its job")
 
     def _stop(self, reason: str) -> None:
+        """Ask the run to save and end, for `reason`."""
         place = self.place
         jobs.stop(str(place.root), place.far_home, place.run_id, place.launch, reason)
 
-    def _end(self, end: JsonObject) -> None:
-        """Write how the run ended, as the last thing."""
+    def _write_end(self, end: JsonObject) -> None:
+        """Write how the run ended and how large its files are, as the last thing that this job
+        writes. `end` is its end as `jobs.end_of` returns it."""
         was_taken = self.told.is_set() and not self.place.stop.exists()
         files, _ = jobs.files_of(self.place.run)
         files.pop(self.place.run.far("lease").name, None)  # it is renewed from outside
@@ -147,15 +165,16 @@ class NodeSide:
             self.place.ended,
             {
                 "end": end,
-                "sizes": {path: facts[0] for path, facts in files.items()},
+                "sizes": {path: size for path, (size, _inode, _changed) in files.items()},
                 # It did not end by itself, and nobody had asked for it: the cluster took it away.
                 "taken": was_taken and end["state"] == "cancelled",
                 "spent_s": time.monotonic() - self.began,
             },
         )
 
-    def _abandoned(self) -> int:
-        """End every process of a launch whose folder is gone: another launch is in its place."""
+    def _abandon(self) -> int:
+        """Kill every process of this launch, whose folder is gone because it was removed or another
+        launch has taken its place. Returns the exit status of the job."""
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -166,10 +185,15 @@ _NO_WORD = "the machine that started it gave no word while it waited for a node"
 
 
 def describe(root: Path, file: Path) -> int:
-    """Write what this node has, and whether our database can be kept on the shared file system."""
+    """Write to `file` what this node has: its hardware, its packages, and in "database" why this
+    program's database cannot be kept on the shared file system ("" if it can).
+
+    `root` is the root of the connection on that file system. Returns the exit status 0.
+    """
     described = jobs.describe(str(root))
     folder = file.with_suffix(".home")
     try:
+        # A home only for this trial, whose database is opened and read.
         with Store(jobs.home_at(str(root), f"check/{folder.name}")) as store:
             store.list_runs(limit=1)
         described["database"] = ""
@@ -180,14 +204,17 @@ def describe(root: Path, file: Path) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the job that the arguments name; returns its exit status."""
+    """Run the job that the arguments name: `--describe ROOT FILE`, or ROOT HOME RUN LAUNCH. Returns
+    its exit status."""
     if arguments[0] == "--describe":
-        return describe(Path(arguments[1]), Path(arguments[2]))
+        _, root, file = arguments
+        return describe(Path(root), Path(file))
     root, home_id, run_id, launch = arguments
     place = Place(Path(root), home_id, run_id, int(launch))
     side = NodeSide(place, os.environ.get("SLURM_JOB_ID", ""), "Slurm")
 
     def on_term(_signal: int, _frame: FrameType | None) -> None:
+        """Let the run save and end."""
         side.told.set()
 
     signal.signal(signal.SIGTERM, on_term)

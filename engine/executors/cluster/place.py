@@ -16,13 +16,13 @@ _LAUNCH = re.compile(r"(.+)\.(\d{1,9})")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a launch lies.
+    """The folder of one launch of a run (one start of it on the cluster), and the files in it.
 
     Attributes:
-        root: the root of the connection.
-        home_id: of the home that the run belongs to, at the other side.
+        root: the folder on the cluster's shared file system below which everything lies.
+        home_id: the name there of the home that the run belongs to.
         run_id: the run.
-        launch: as what it was started.
+        launch: the number of the launch, counted from 1.
     """
 
     root: Path
@@ -32,82 +32,89 @@ class Place:
 
     @property
     def far_home(self) -> str:
-        """The id of this launch's own home, as engine/executors/jobs.py takes it."""
+        """The id of this launch's own home, as the functions of engine/executors/jobs.py take
+        it."""
         return f"{self.home_id}/{self.run_id}.{self.launch}"
 
     @property
     def path(self) -> Path:
-        """The folder; as a home the launch's own."""
+        """The launch's folder, which is also a home that holds this one run."""
         return self.root / "homes" / self.far_home
 
     @property
     def run(self) -> RunDir:
-        """The run's folder."""
+        """The run's folder in the launch's home."""
         return Home(self.path).run(self.run_id)
 
     @property
     def envs(self) -> Path:
-        """The versions of environments that all launches of the home share."""
+        """The folder with the versions of environments, which all launches of the home share."""
         return self.root / "homes" / self.home_id / "envs"
 
     @property
     def job_name(self) -> str:
-        """Of the job: whoever goes on after a crash finds it by this."""
+        """The name of the launch's job at the cluster, by which it is found again after a crash."""
         return f"{name_prefix(self.home_id)}{self.run_id}-{self.launch}"
 
     @property
     def order(self) -> Path:
-        """What the job is to do; by the login side. Without it there is no launch."""
+        """The file that says what the job is to do. The login side writes it; without it there is
+        no launch."""
         return self.path / "order.json"
 
     @property
     def secrets(self) -> Path:
-        """Variables for the job; by the login side, removed by the job when it has read them."""
+        """The file with environment variables for the job. The login side writes it, the job
+        deletes it when it has read it."""
         return self.path / "secrets.json"
 
     @property
     def submitted(self) -> Path:
-        """The job's id, "" before sbatch has answered; by the login side."""
+        """The file with the job's id ("" before sbatch has answered). The login side writes it."""
         return self.path / "submitted.json"
 
     @property
     def submit_lock(self) -> Path:
-        """A lock file, held while the job is submitted."""
+        """The lock file that is held while the job is submitted."""
         return self.path / "submit.lock"
 
     @property
     def stop(self) -> Path:
-        """Exists once the run is to end; holds why and since when. By the login side."""
+        """The file that exists once the run is to end, with the reason and the time. The login side
+        writes it."""
         return self.path / "stop.json"
 
     @property
     def claim(self) -> Path:
-        """Which job runs this launch; by that job, created and never replaced."""
+        """The file that says which job runs this launch. That job writes it, once."""
         return self.path / "claim.json"
 
     @property
     def beat(self) -> Path:
-        """What the run is doing; by the job, again and again."""
+        """The file that says what the run is doing. The job writes it again and again, as a sign of
+        life."""
         return self.path / "beat.json"
 
     @property
     def ended(self) -> Path:
-        """How the run ended, and the sizes of all its files; the last that the job writes."""
+        """The file that says how the run ended and how large its files are. The job writes it as
+        the last thing."""
         return self.path / "ended.json"
 
     @property
     def output(self) -> Path:
-        """What the job's own program printed."""
+        """The file with what the job's own program printed."""
         return self.path / "job.log"
 
 
 def name_prefix(home_id: str) -> str:
-    """How the names of all jobs of a home begin."""
+    """Return the text with which the names of all jobs of a home begin at a cluster."""
     return f"hs-{home_id[:6]}-"
 
 
 def places(root: Path, home_id: str, run_id: str = "") -> list[Place]:
-    """Every launch of a home that has a folder, of one run with `run_id`; by launch."""
+    """List every launch of a home that has a folder below `root`, by run and then by number; with
+    `run_id` only those of that run."""
     folder = root / "homes" / home_id
     launches = []
     for path in folder.iterdir() if folder.is_dir() else ():
@@ -117,8 +124,9 @@ def places(root: Path, home_id: str, run_id: str = "") -> list[Place]:
     return sorted(launches, key=lambda place: (place.run_id, place.launch))
 
 
-def of_job(root: Path, home_id: str, name: str) -> Place | None:
-    """The launch that a job with this name is of; None where it is none of this home's."""
+def place_of_job(root: Path, home_id: str, name: str) -> Place | None:
+    """Return the launch that the job `name` at the cluster belongs to, or None if the name is not
+    that of a job of this home. The launch's folder need not exist."""
     if not name.startswith(name_prefix(home_id)):
         return None
     run_id, _, launch = name.removeprefix(name_prefix(home_id)).rpartition("-")

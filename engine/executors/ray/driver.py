@@ -26,7 +26,11 @@ _CARRY_OUT = "--carry-out"
 
 
 def stand_for(arguments: list[str]) -> int:
-    """Start the child, and wait for its end; returns its exit status."""
+    """Start a child process that carries the run out, and wait for it. Returns its exit status.
+
+    The child holds one end of a pipe, this process the other. So the child notices when this one is
+    gone, and then ends the run in good order. `arguments` are ROOT HOME RUN LAUNCH.
+    """
     source = str(Path(str(engine.__file__)).parent.parent)
     read_end, write_end = os.pipe()
     child = subprocess.Popen(
@@ -40,6 +44,7 @@ def stand_for(arguments: list[str]) -> int:
     os.set_inheritable(write_end, False)  # it closes with this process
 
     def on_term(_signal: int, _frame: FrameType | None) -> None:
+        """Pass the signal on, so that the run saves and ends."""
         child.send_signal(signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, on_term)
@@ -47,14 +52,16 @@ def stand_for(arguments: list[str]) -> int:
 
 
 def carry_out(lifeline: int, place: Place) -> int:
-    """Carry the run out, for as long as the driver holds the other end of `lifeline`; returns the
-    exit status."""
+    """Carry out the launch whose folder is `place`, and end it when the driver is gone. Returns the
+    exit status. `lifeline` is the read end of a pipe whose other end the driver holds."""
     side = NodeSide(place, place.job_name, "Ray")
 
     def on_term(_signal: int, _frame: FrameType | None) -> None:
+        """Let the run save and end."""
         side.told.set()
 
     def watch() -> None:
+        """Wait until the driver is gone, then let the run save and end."""
         os.read(lifeline, 1)  # nothing is ever written: it returns when the driver is gone
         side.told.set()
 
@@ -65,12 +72,17 @@ def carry_out(lifeline: int, place: Place) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the arguments name; returns the exit status."""
+    """Do what the arguments name and return the exit status.
+
+    They are `--describe ROOT FILE` (write what the node has), ROOT HOME RUN LAUNCH (the driver), or
+    `--carry-out LIFELINE` and then the same four (the driver's child).
+    """
     if arguments[0] == "--describe":
-        variables = job_environment()
+        variables = job_environment()  # without Ray's own, such as the cluster's token
         os.environ.clear()
         os.environ.update(variables)
-        return node_side.describe(Path(arguments[1]), Path(arguments[2]))
+        _, root, file = arguments
+        return node_side.describe(Path(root), Path(file))
     if arguments[0] != _CARRY_OUT:
         return stand_for(arguments)
     _, lifeline, root, home_id, run_id, launch = arguments

@@ -9,7 +9,7 @@ import math
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from engine.core.format import counted
 from engine.executors import bundle as bundles
 from engine.executors import hosts, orders
 from engine.executors.cluster.executor import ClusterExecutor
-from engine.executors.cluster.place import name_prefix, of_job
+from engine.executors.cluster.place import name_prefix, place_of_job
 from engine.executors.ray.causes import NOT_STARTED, end_of, why_waiting
 from engine.executors.ray.folder_side import TAKEN_BACK
 from engine.executors.ray.jobs_api import Job, JobsApi
@@ -30,9 +30,10 @@ from engine.home.user_config import Host, key_of
 from engine.machine.processes.seam import Caps, Handle, Life, Owned
 
 _DRIVER = "engine.executors.ray.driver"
+# All are seconds.
 _SILENT_S = 12.0  # without a sign of life before Ray is asked; there is one every 3 s
-_SETTLE_S = 15.0  # until the last words of an ended job have come through the shared folder
-_HELD_S = 900.0  # that what a job has left may take to save and end
+_SETTLE_S = 15.0  # until what an ended job wrote has come through the shared folder
+_HELD_S = 900.0  # that processes of a run whose job is gone may take to save and end
 _STOP_S = 600.0  # that a run may take to save before Ray ends its job
 _END_S = 960.0  # that an older launch may take to save and end
 _JOB_END_S = 15.0  # until the program of a run that has ended is gone too
@@ -41,7 +42,13 @@ _LOOK_S = 1.0  # between two looks at the job that describes a node
 
 @dataclass(frozen=True)
 class _Launch:
-    """A launch of a run over there: as a folder, as a job of Ray's, or both."""
+    """A launch of a run on the cluster: it has a folder, a job of Ray's, or both.
+
+    Attributes:
+        launch: its number, counted from 1.
+        job: its job; None if Ray knows none.
+        is_started: whether it was submitted, and not only its files sent.
+    """
 
     run_id: str
     launch: int
@@ -52,23 +59,31 @@ class _Launch:
 
 @dataclass
 class _Watch:
-    """What this connection knows of a launch; times are monotonic."""
+    """What this connection knows of a launch. Times are those of the monotonic clock.
+
+    Attributes:
+        beat: the number of the last sign of life that was read.
+        heard_at: when it was read first; -inf before the first.
+        silent_since: since when Ray says that the job has ended, or does not know it, although it
+            has not written how the run ended; None if that is not so.
+    """
 
     beat: object = None
     heard_at: float = -math.inf
-    silent_since: float | None = None  # its job has ended, or is missing, without last words
+    silent_since: float | None = None
 
 
 class RayExecutor(ClusterExecutor):
-    """A cluster over a connection to its folder, which lasts as long as the object is open."""
+    """Runs jobs on a Ray cluster, over its Jobs API and a connection to its shared folder."""
 
     calls = "engine.executors.ray.folder_side"
 
     def __init__(self, home: Home, host: Host, link: Link, python: str) -> None:
-        """Take our own source over there, and send it first where it is not there.
+        """Send this program's source over `link`, if it is not there, and prepare the Jobs API,
+        which is connected to when it is first asked.
 
         Args:
-            python: the interpreter that runs what is ours on a node.
+            python: the interpreter that runs this program on a node.
         """
         super().__init__(home, host, link)
         self.python = python
@@ -81,9 +96,10 @@ class RayExecutor(ClusterExecutor):
         self.api.close()
 
     def warnings(self) -> list[str]:
-        """What whoever uses this cluster should know of it; one sentence each."""
+        """Return what a user should know about this cluster, one text each, such as that it
+        answers without a token. Raises HostLost or HostRefused."""
         warnings = list(self.host.warnings)
-        self.api.version()
+        self.api.version()  # called for its errors: it raises if the cluster is not reached
         if self.api.is_open():
             warnings.append(
                 f"{self.host.ray.address} answers without a token: whoever reaches it runs code on "
@@ -92,57 +108,63 @@ class RayExecutor(ClusterExecutor):
         return warnings
 
     def room_for(self, gpus: int) -> str:
-        """Whether a node has, in all, what the job of a run with so many devices asks for; in
-        words. Raises HostLost or HostRefused."""
-        asked = self._resources(gpus)
-        wanted = {"GPU": asked["entrypoint_num_gpus"], "CPU": asked["entrypoint_num_cpus"]}
+        """Say in a sentence how many nodes are large enough for the job of a run on so many GPUs,
+        whatever runs on them now. Raises HostLost or HostRefused."""
+        resources = self._resources(gpus)
+        wanted = {"GPU": resources["entrypoint_num_gpus"], "CPU": resources["entrypoint_num_cpus"]}
+
+        def fits(node: Mapping[str, float]) -> bool:
+            """Tell whether a node has in all as many GPUs and CPUs as are wanted."""
+            return all(node.get(name, 0) >= count for name, count in wanted.items())
+
         nodes = self.api.nodes()
-        fitting = [n for n in nodes if all(n.get(key, 0) >= wanted[key] for key in wanted)]
-        of_all = f"{len(fitting)} of {counted(len(nodes), 'node')} of Ray"
+        fitting = [node for node in nodes if fits(node)]
+        share = f"{len(fitting)} of {counted(len(nodes), 'node')} of Ray"
         if fitting:
-            return f"{of_all} could take it; it starts as soon as one has room"
-        what = " and ".join(f"{count:g} {key}" for key, count in wanted.items() if count)
-        return f"{of_all} could take it, which asks for {what}: it waits until one can"
+            return f"{share} could take it; it starts as soon as one has room"
+        amounts = " and ".join(f"{count:g} {name}" for name, count in wanted.items() if count)
+        return f"{share} could take it, which asks for {amounts}: it waits until one can"
 
     def look_at_a_node(self, say: Callable[[str], None], patience_s: float) -> Caps:
-        """Have a job say what a node has, and keep it.
+        """Submit a job that finds out what a node has, wait for its answer, and store it.
 
         Args:
-            say: called with why it waits, whenever that changes.
-            patience_s: how long to wait for it.
+            say: called with the reason why the job waits, whenever it changes.
+            patience_s: how many seconds to wait for the answer.
 
-        Raises FarError where it does not start in that time, or ends without an answer.
+        Raises FarError if there is no answer in that time, if the job ends without one, or if the
+        node cannot be used.
         """
-        nonce = secrets.token_hex(4)
-        file, job = f"homes/check/{self.home_id}-{nonce}.json", f"hs-check-{self.home_id}-{nonce}"
+        nonce = secrets.token_hex(4)  # every such job has a name and a file of its own
+        file, name = f"homes/check/{self.home_id}-{nonce}.json", f"hs-check-{self.home_id}-{nonce}"
         self.link.job("described", file=file, again=True)
         command = self._command("--describe", self.root, f"{self.root}/{file}")
-        self.api.submit(job, command, {"home": self.home_id}, self._resources(1))
-        shown, deadline = "", time.monotonic() + patience_s
+        self.api.submit(name, command, {"home": self.home_id}, self._resources(1))
+        said, deadline = "", time.monotonic() + patience_s
         while True:
             answer = self.link.job("described", file=file, again=False).get("described")
             if isinstance(answer, dict):
                 break
-            shown_job = self.api.find(job)
-            if shown_job is None or shown_job.status in ("FAILED", "STOPPED"):
-                why = shown_job.message if shown_job else "Ray does not know it"
+            job = self.api.find(name)
+            if job is None or job.status in ("FAILED", "STOPPED"):
+                why = job.message if job else "Ray does not know it"
                 raise FarError("HOST_UNUSABLE", f"the job that looks at a node: {why}")
-            is_waiting = shown_job.status == "PENDING"
-            why = why_waiting(shown_job) if is_waiting else "it looks at a node"
-            if why != shown:
+            why = why_waiting(job) if job.status == "PENDING" else "it looks at a node"
+            if why != said:
                 say(why)
-                shown = why
+                said = why
             if time.monotonic() > deadline:
-                self.api.stop(job)
+                self.api.stop(name)
                 raise FarError("HOST_UNUSABLE", f"no node has answered yet: {why}")
             time.sleep(_LOOK_S)
         self._require_usable(answer)
-        with contextlib.suppress(HostLost):
-            self.api.delete(job)
+        with contextlib.suppress(HostLost):  # a job that Ray remembers does no harm
+            self.api.delete(name)
         return hosts.note_facts(self.home, self.host, self.python, answer).capabilities()
 
     def _require_usable(self, described: JsonObject) -> None:
-        """Raise FarError for a node that cannot train, or keeps no database in the folder."""
+        """Raise FarError if the node that described itself so has no torch, or cannot keep a
+        database in the shared folder."""
         self._require_database(described)
         packages = described.get("packages")
         if not isinstance(packages, dict) or "torch" not in packages:
@@ -153,59 +175,69 @@ class RayExecutor(ClusterExecutor):
                 "out: then the set-up builds one in the folder.",
             )
 
-    def _clear(self, run: RunDir, handle: Handle) -> None:
-        """Remove what older launches of the run left, which is stale; one that lives ends first.
+    def _remove_older_launches(self, run: RunDir, handle: Handle) -> None:
+        """Remove what earlier launches of the run left on the cluster. One that lives is told to
+        end, and waited for.
 
-        Raises FarError where it does not, or where a newer launch is there; HostLost where Ray
-        cannot be asked.
+        Raises FarError if it does not end within `_END_S` seconds, or if a later launch than that
+        of `handle` is there; HostLost if Ray cannot be asked.
         """
         deadline = time.monotonic() + _END_S
         while True:
-            present = [each for each in self._launches() if each.run_id == run.id]
-            newest = max((each.launch for each in present), default=0)
+            present = [launch for launch in self._launches() if launch.run_id == run.id]
+            newest = max((launch.launch for launch in present), default=0)
             if newest > handle.launch:
                 message = f"launch {newest} of {run.id} is there, not {handle.launch}"
                 raise FarError("RUN_STATE", message)
-            older = [each for each in present if each.launch < handle.launch]
-            for each in older:
-                if each.life == "exited":
-                    self._remove(each)
+            older = [launch for launch in present if launch.launch < handle.launch]
+            for launch in older:
+                if launch.life == "exited":
+                    self._remove(launch)
                 else:
-                    self.link.job("make_way", **self._of(run, handle) | {"launch": each.launch})
-            if all(each.life == "exited" for each in older):
+                    job_id = self._job_id(run, handle) | {"launch": launch.launch}
+                    self.link.job("make_way", **job_id)
+            if all(launch.life == "exited" for launch in older):
                 return
             if time.monotonic() > deadline:
                 raise FarError("RUN_STATE", f"an older launch of {run.id} does not end")
             time.sleep(0.5)
 
     def start(self, run: RunDir, handle: Handle) -> None:
-        """Submit the launch; its files are there. Again changes nothing."""
+        """Submit the launch, whose files were sent before. A second call for it changes nothing."""
         with Store(self.home) as store:
             row = store.get_run(run.id)
-        of_job = self._of(run, handle)
+        job_id = self._job_id(run, handle)
         order = self._order(run, row, orders.cap_left(self.home, row))
-        answer = self.link.job("start", **of_job, order=order, secrets=bundles.secrets_of(run))
-        job = self._place(run, handle).job_name
-        if answer.get("needs_job") and self.api.find(job) is None:
+        answer = self.link.job("start", **job_id, order=order, secrets=bundles.secrets_of(run))
+        name = self._place(run, handle).job_name
+        if answer.get("needs_job") and self.api.find(name) is None:
             command = self._command(self.root, self.home_id, run.id, str(handle.launch))
             metadata = {"home": self.home_id, "run": run.id, "launch": str(handle.launch)}
-            self.api.submit(job, command, metadata, self._resources(row.gpus))
+            self.api.submit(name, command, metadata, self._resources(row.gpus))
 
-    def _standing(self, run: RunDir, handle: Handle) -> tuple[Life, JsonObject | None, str]:
+    def _outcome(self, run: RunDir, handle: Handle) -> tuple[Life, JsonObject | None, str]:
+        """Return what became of the launch: (its life, how it ended or None, why it waits or "").
+        The life is "unknown" if its own signs do not tell and Ray cannot be asked."""
         try:
             return self._life_and_end(self._place(run, handle).job_name, self.look)
         except (HostLost, FarError) as error:
             return "unknown", None, str(error)
 
     def _life_and_end(self, name: str, look: JsonObject) -> tuple[Life, JsonObject | None, str]:
-        """What became of a launch: its life, how it ended, and why it waits.
+        """Return what became of a launch: (its life, how it ended or None, why it waits or "").
 
-        Raises HostLost where its own signs do not say, and Ray does not answer.
+        What its job has written counts first; Ray is asked only if it gives no signs of life.
+
+        Args:
+            name: the name of its job.
+            look: the answer of the shared folder's side to a probe (folder_side.py).
+
+        Raises HostLost if its own signs do not tell, and Ray does not answer.
         """
         if look.get("has_words"):
-            return self._after_last_words(name, look)
+            return self._after_written_end(name, look)
         if look.get("claim") == TAKEN_BACK:
-            return "exited", end_of(None, is_asked=look.get("asked_s") is not None), ""
+            return "exited", end_of(None, is_asked=_is_asked(look)), ""
         watch = self._watches.setdefault(name, _Watch())
         now = time.monotonic()
         if look.get("beat") is not None and look.get("beat") != watch.beat:
@@ -224,94 +256,100 @@ class RayExecutor(ClusterExecutor):
             return ("pending", None, why_waiting(job)) if is_waiting else ("running", None, "")
         return self._after_silence(watch, job, look)
 
-    def _after_last_words(self, name: str, look: JsonObject) -> tuple[Life, JsonObject | None, str]:
-        """The end that a job wrote, once all its files are seen as it left them."""
+    def _after_written_end(
+        self, name: str, look: JsonObject
+    ) -> tuple[Life, JsonObject | None, str]:
+        """Return what became of a launch whose job has written how the run ended: (its life, the
+        end or None, ""). It counts as running until all its files have come through the folder."""
         end = look.get("end")
         if not isinstance(end, dict):
             return "running", None, ""
         if not look.get("is_taken"):
             return "exited", end, ""
-        # It ended because its driver was gone, or Ray told it to. Why, Ray alone knows; where that
-        # is away, its daemons on that node are too.
+        # It ended because its driver was gone, or because Ray told it to. Only Ray knows why; if
+        # Ray does not answer, it has lost that node, which is an answer too (None).
         try:
             job = self.api.find(name)
         except HostLost:
             job = None
-        if job is not None and not job.is_ended:  # Ray takes a moment to see it
+        if job is not None and not job.is_ended:  # Ray takes a moment to notice it
             return "running", None, ""
         return "exited", end_of(job), ""
 
     def _after_silence(
         self, watch: _Watch, job: Job | None, look: JsonObject
     ) -> tuple[Life, JsonObject | None, str]:
-        """What became of a job that Ray says has ended, or does not know, without last words."""
+        """Return what became of a launch whose job has ended, as Ray says, or is not known to Ray
+        (None), and has not written how the run ended: (its life, the end or None, "")."""
         now = time.monotonic()
         if watch.silent_since is None:
             watch.silent_since = now
         if not look.get("claim"):
-            # It never began. Where Ray let it wait for too long, or forgot it, it is submitted
-            # anew: it may have its turn yet.
+            # It never began. If Ray let it wait for too long, or forgot it, "gone" has it submitted
+            # again: it may get its turn yet.
             if job is None or job.error == NOT_STARTED:
                 return "gone", None, ""
-            return "exited", end_of(job, is_asked=look.get("asked_s") is not None), ""
-        # What its driver left behind saves and ends: it holds the run's lock until then.
+            return "exited", end_of(job, is_asked=_is_asked(look)), ""
+        # Processes that its driver left behind still save and end. Until then they hold the lock.
         patience_s = _HELD_S if look.get("is_held") else _SETTLE_S
         if now - watch.silent_since < patience_s:
             return "running", None, ""
-        return "exited", end_of(job, is_asked=look.get("asked_s") is not None), ""
+        return "exited", end_of(job, is_asked=_is_asked(look)), ""
 
     def stop(self, run: RunDir, handle: Handle) -> None:
-        """Ask it to save and end; one that waits never begins. Ray itself would end it without time
-        to save."""
+        """Ask the launch to save and end; one whose job still waits never begins. Ray is not asked
+        to end a running one, because it would leave no time to save."""
         reason = "asked to end from where it started"
-        answer = self.link.job("stop", **self._of(run, handle), reason=reason)
+        answer = self.link.job("stop", **self._job_id(run, handle), reason=reason)
         if answer.get("taken_back"):
             with contextlib.suppress(HostLost):  # it finds that it was taken back when it starts
                 self.api.stop(self._place(run, handle).job_name)
 
     def reap(self, run: RunDir, handle: Handle) -> None:
-        """Remove what is left of it over there, and of older launches; what lives stays."""
-        for each in self._launches():
-            is_meant = each.run_id == run.id and each.launch <= handle.launch
-            if is_meant and each.life == "exited":
-                self._remove(each)
+        """Remove what is left of this launch and of earlier ones of the run, unless they live."""
+        for launch in self._launches():
+            is_meant = launch.run_id == run.id and launch.launch <= handle.launch
+            if is_meant and launch.life == "exited":
+                self._remove(launch)
 
     def list_owned(self) -> Sequence[Owned]:
-        """Every job of this home that is there, and every folder of a launch without one; but for
-        jobs that were taken back, which Ray keeps until it has room for them."""
+        """List every launch of this home on the cluster that was started, ended or not. Jobs that
+        were taken back are left out, although Ray keeps them until it has room for them."""
         return [
-            Owned(each.run_id, each.launch, each.life)
-            for each in self._launches()
-            if each.is_started
+            Owned(launch.run_id, launch.launch, launch.life)
+            for launch in self._launches()
+            if launch.is_started
         ]
 
     def _launches(self) -> list[_Launch]:
-        """Every launch of this home that is over there, as folder or as job."""
+        """List every launch of this home that has a folder on the cluster or a job of Ray's."""
         listed = self.link.job("list_owned", home_id=self.home_id).get("owned")
-        present = {job.id: job for job in self.api.owned(name_prefix(self.home_id))}
+        jobs = {job.id: job for job in self.api.owned(name_prefix(self.home_id))}
         launches = []
-        for each in listed if isinstance(listed, list) else []:
-            job = present.pop(str(each["job"]), None)
+        for folder in listed if isinstance(listed, list) else []:
+            job = jobs.pop(str(folder["job"]), None)
             life: Life = "exited"
-            if not each["has_ended"] and each["is_started"]:
-                life = _life(job, is_held=each["is_held"] is True)
-            run_id = one_line(str(each["run_id"]), 200)
+            if not folder["has_ended"] and folder["is_started"]:
+                life = _life(job, is_held=folder["is_held"] is True)
+            run_id = one_line(str(folder["run_id"]), 200)
             launches.append(
-                _Launch(run_id, int(each["launch"]), life, job, each["is_started"] is True)
+                _Launch(run_id, int(folder["launch"]), life, job, folder["is_started"] is True)
             )
-        for name, job in present.items():
-            place = of_job(Path(self.root), self.home_id, name)
-            # Without a folder one that waits ends as soon as it begins.
+        for name, job in jobs.items():  # those without a folder
+            place = place_of_job(Path(self.root), self.home_id, name)
+            # One that still waits needs no care: without a folder it ends as soon as it begins.
             if place is not None and job.status != "PENDING":
                 life = _life(job, is_held=False)
-                launches.append(_Launch(one_line(place.run_id, 200), place.launch, life, job, True))
+                run_id = one_line(place.run_id, 200)
+                launches.append(_Launch(run_id, place.launch, life, job, is_started=True))
         return launches
 
     def _remove(self, launch: _Launch) -> None:
-        """Remove a launch that does not live, and have Ray forget its job."""
+        """Remove the folder of a launch that does not live, and have Ray forget its job. A job that
+        is still not over after some seconds is ended."""
         self.link.job("reap", home_id=self.home_id, run_id=launch.run_id, launch=launch.launch)
         job, deadline = launch.job, time.monotonic() + _JOB_END_S
-        # Its last words come before its program has ended, and Ray takes a moment to see that.
+        # A job writes how the run ended before its program ends, and Ray notices that a bit later.
         while job is not None and job.status == "RUNNING" and time.monotonic() < deadline:
             time.sleep(0.2)
             job = self.api.find(job.id)
@@ -321,23 +359,34 @@ class RayExecutor(ClusterExecutor):
             self.api.stop(job.id)
 
     def _command(self, *arguments: str) -> str:
-        """The command that Ray starts on a node; everybody at the cluster can read it."""
+        """Return the command that Ray starts on a node: the driver (driver.py) with these
+        arguments. Everybody at the cluster can read it, so it holds no secret."""
         source = f"PYTHONPATH={self.root}/{self.source}"
         command = ["/usr/bin/env", source, self.python, "-P", "-m", _DRIVER, *arguments]
         return f"exec {shlex.join(command)}"
 
     def _resources(self, gpus: int) -> JsonObject:
-        """What a job of a run with so many devices asks for."""
-        asked = self.host.ray
+        """Return the amounts, under the names of Ray's Jobs API, that the job of a run on so many
+        GPUs asks for."""
+        options = self.host.ray
         return {
-            "entrypoint_num_gpus": max(1, gpus) if asked.on_gpu else 0,
-            "entrypoint_num_cpus": asked.cpus,
-            "entrypoint_resources": asked.amounts,
+            "entrypoint_num_gpus": max(1, gpus) if options.on_gpu else 0,
+            "entrypoint_num_cpus": options.cpus,
+            "entrypoint_resources": options.amounts,
         }
 
 
+def _is_asked(look: JsonObject) -> bool:
+    """Tell whether a launch was asked to end, from the answer to a probe."""
+    return look.get("asked_s") is not None
+
+
 def _life(job: Job | None, *, is_held: bool) -> Life:
-    """Whether a job waits, runs or has ended."""
+    """Return whether a launch whose end is not written is "pending", "running" or "exited".
+
+    `job` is its job; None if Ray knows none. `is_held` says whether a process of the run holds its
+    lock: then it runs although its job has ended.
+    """
     if job is None or job.is_ended:
         return "running" if is_held else "exited"
     return "pending" if job.status == "PENDING" else "running"

@@ -26,47 +26,54 @@ def start(
     order: JsonObject,
     secrets: Mapping[str, str],
 ) -> JsonObject:
-    """Make the launch ready for its job (`launches.make_ready`); answers whether it still needs
-    one."""
+    """Make the launch, whose files were sent before, ready for its job. Returns in "needs_job"
+    whether Ray must still be given a job for it.
+
+    Args:
+        order: what the job is to do (cluster/node_side.py).
+        secrets: environment variables for the job.
+    """
     place = Place(Path(root), home_id, run_id, launch)
     is_ready = launches.make_ready(place, order, secrets)
     return {"needs_job": is_ready and not place.claim.exists()}
 
 
 def look(root: str, home_id: str, run_id: str, launch: int, lease_s: float) -> JsonObject:
-    """Renew the lease of a run and tell what its job has written, and which of its files changed.
+    """Renew the lease of a run for `lease_s` seconds. Return what its job has written into the
+    launch's folder, and which of the run's files have changed.
 
-    `end` is there once the last words are, and all files as they say. `is_held` says whether a
-    process of the run holds its lock, wherever it runs.
+    "has_words" says whether the job has written how the run ended; "end" holds that once all files
+    are as large here as they were on the node. "is_held" says whether a process of the run holds
+    its lock, on whatever machine. "launch" is 0 if there is no such launch.
     """
     place = Place(Path(root), home_id, run_id, launch)
     if not place.order.exists():
         return {"launch": 0}
     limits.renew_lease(place.run, lease_s)
-    words = read_object(place.ended)  # before the files are listed: of an ended run all of them are
+    # Read before the files are listed: if the run has ended by then, the list has all its files.
+    ended = read_object(place.ended)
     beat = read_object(place.beat)
-    is_whole = bool(words) and launches.are_here(place, words.get("sizes"))
+    is_complete = bool(ended) and launches.files_have_arrived(place, ended.get("sizes"))
+    newest = ended or beat
     return {
         "launch": launch,
         "claim": read_object(place.claim).get("job", ""),
-        "has_words": bool(words),
-        "end": words.get("end") if is_whole else None,
-        "is_taken": words.get("taken") is True,
+        "has_words": bool(ended),
+        "end": ended.get("end") if is_complete else None,
+        "is_taken": ended.get("taken") is True,
         "beat": beat.get("beat"),
         "state": beat.get("state", ""),
         "device": beat.get("device", ""),
-        "spent_s": float((words or beat).get("spent_s", 0.0)),
-        "asked_s": launches.asked_s(place),
+        "spent_s": float(newest.get("spent_s", 0.0)),
+        "asked_s": launches.seconds_since_asked(place),
         "is_held": launcher.is_alive(place.run),
         **jobs.changes_of(place.run),
     }
 
 
 def stop(root: str, home_id: str, run_id: str, launch: int, reason: str) -> JsonObject:
-    """Ask a run to save and end; one whose job has not begun is taken back, so that it never does.
-
-    Answers whether it was.
-    """
+    """Ask a run to save and end, for `reason`. A launch whose job has not begun is taken back, so
+    that it never does. Returns in "taken_back" whether that was done."""
     place = Place(Path(root), home_id, run_id, launch)
     if not place.order.exists():
         return {"taken_back": False}
@@ -75,30 +82,37 @@ def stop(root: str, home_id: str, run_id: str, launch: int, reason: str) -> Json
 
 
 def take_back(place: Place) -> bool:
-    """Claim a launch for nobody. Returns whether it is nobody's: False where its job has it."""
+    """Claim a launch in place of its job, which then never begins. Returns False if its job has
+    claimed it already."""
     aside = place.claim.with_name(f".claim-{os.getpid()}")
     write_json(aside, {"job": TAKEN_BACK})
     with contextlib.suppress(FileExistsError):
-        os.link(aside, place.claim)
+        os.link(aside, place.claim)  # fails if the file exists, so only one claim succeeds
     aside.unlink(missing_ok=True)
-    is_nobodys = read_object(place.claim).get("job") == TAKEN_BACK
-    if is_nobodys:
+    is_taken_back = _is_taken_back(place)
+    if is_taken_back:
         place.secrets.unlink(missing_ok=True)
-    return is_nobodys
+    return is_taken_back
+
+
+def _is_taken_back(place: Place) -> bool:
+    """Tell whether a launch was claimed in place of its job (`take_back`)."""
+    return read_object(place.claim).get("job") == TAKEN_BACK
 
 
 def make_way(root: str, home_id: str, run_id: str, launch: int) -> JsonObject:
-    """Tell a launch to end because another takes its place. Its supervisor reads that itself, so it
-    ends even where its job is gone."""
+    """Tell a launch to end because another takes its place. Its lease ends at once, which its
+    supervisor reads itself, so that it ends even if its job is gone."""
     stop(root, home_id, run_id, launch, "another launch takes its place")
     place = Place(Path(root), home_id, run_id, launch)
     if place.order.exists():
-        limits.renew_lease(place.run, 0)
+        limits.renew_lease(place.run, seconds=0)
     return {}
 
 
 def reap(root: str, home_id: str, run_id: str, launch: int) -> JsonObject:
-    """Remove a launch that does not live; its job, where it has one yet, ends as it begins."""
+    """Remove the folder of a launch that does not live. If its job still waits, it ends as soon as
+    it begins, because the launch was taken back."""
     place = Place(Path(root), home_id, run_id, launch)
     if place.order.exists():
         take_back(place)
@@ -108,25 +122,26 @@ def reap(root: str, home_id: str, run_id: str, launch: int) -> JsonObject:
 
 
 def list_owned(root: str, home_id: str) -> JsonObject:
-    """Every launch of a home that has a folder here; one that was not started yet too."""
+    """Return in "owned" every launch of a home that has a folder here, also those that were not
+    started yet."""
+    return {"owned": [_listed_launch(place) for place in places(Path(root), home_id)]}
+
+
+def _listed_launch(place: Place) -> JsonObject:
+    """Return a launch as `list_owned` lists it. One that was taken back counts as ended."""
     return {
-        "owned": [
-            {
-                "run_id": place.run_id,
-                "launch": place.launch,
-                "job": place.job_name,
-                "is_started": place.order.exists(),
-                "is_held": launcher.is_alive(place.run),
-                "has_ended": place.ended.exists()
-                or read_object(place.claim).get("job") == TAKEN_BACK,
-            }
-            for place in places(Path(root), home_id)
-        ]
+        "run_id": place.run_id,
+        "launch": place.launch,
+        "job": place.job_name,
+        "is_started": place.order.exists(),
+        "is_held": launcher.is_alive(place.run),
+        "has_ended": place.ended.exists() or _is_taken_back(place),
     }
 
 
 def described(root: str, file: str, again: bool) -> JsonObject:
-    """What a job that looks at a node has written into `file`, a name below the root.
+    """Return in "described" what a job that looks at a node has written into `file`, a path below
+    the root, or None if it has not yet. The file is deleted when it was read.
 
     With `again` an older answer is removed first.
     """

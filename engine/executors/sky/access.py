@@ -20,8 +20,8 @@ from engine.executors.ssh import HostRefused
 from engine.home.run_dir import Home
 from engine.home.user_config import Host, key_of
 
-_LOCK_S = 10.0
-_ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_LOCK_S = 10.0  # seconds to wait for another process that makes the key
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # the codes of a terminal for colours
 _KEY = re.compile(
     r"honesmith-node key ((?:ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(?:256|384|521)) "
     r"[A-Za-z0-9+/]{40,2000}={0,3})\s*$",
@@ -33,11 +33,11 @@ _MOST_KEYS = 8
 
 @dataclass(frozen=True)
 class Access:
-    """How a cluster is entered.
+    """How the machine of a cluster is entered over ssh.
 
     Attributes:
-        destination: as ssh takes it.
-        options: of ssh, each `Name=value`.
+        destination: the machine as ssh takes it: USER@ADDRESS.
+        options: options of ssh, each `Name=value`.
     """
 
     destination: str
@@ -45,13 +45,15 @@ class Access:
 
 
 def own_key(home: Home) -> tuple[Path, str]:
-    """The private key of this home for what it rents, and its public half; made once."""
+    """Return the key pair with which this home enters what it rents: (the file of the private key,
+    the text of the public key). The first call makes it. Raises UserError HOST_UNUSABLE if
+    ssh-keygen fails."""
     path = home.hosts / "rented-key"
     if not path.exists():
         home.hosts.mkdir(mode=0o700, exist_ok=True)
         lock = take_lock(home.hosts / "rented-key.lock", wait_s=_LOCK_S)
         try:
-            if not path.exists():
+            if not path.exists():  # another process may have made it in the meantime
                 _make_key(path)
         finally:
             if lock is not None:
@@ -60,10 +62,13 @@ def own_key(home: Home) -> tuple[Path, str]:
 
 
 def _make_key(path: Path) -> None:
-    """Make the key pair; the private half comes to its place last."""
+    """Make a key pair: the private key in `path`, the public one beside it with the ending .pub.
+    The private one appears last, so that whoever sees it finds both. Raises UserError
+    HOST_UNUSABLE if ssh-keygen fails."""
     aside = path.with_name(f".{path.name}.new")
-    for left in (aside, aside.with_name(aside.name + ".pub")):
-        left.unlink(missing_ok=True)
+    public_aside = aside.with_name(aside.name + ".pub")
+    for leftover in (aside, public_aside):  # of an earlier call that was cut off
+        leftover.unlink(missing_ok=True)
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "honesmith", "-f", str(aside)]
     try:
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True)
@@ -73,61 +78,68 @@ def _make_key(path: Path) -> None:
             f"no key could be made with ssh-keygen: {error}"[:300],
             hint="Install an OpenSSH client here.",
         ) from error
-    aside.with_name(aside.name + ".pub").replace(path.with_name(path.name + ".pub"))
+    public_aside.replace(path.with_name(path.name + ".pub"))
     aside.replace(path)
 
 
 def access_of(
     home: Home, cluster: str, address: Address, log: str, tunnel: Sequence[str] = ()
 ) -> Access | None:
-    """How to enter a cluster; None as long as its job has not said who it is.
+    """Return how to enter the machine of a cluster over ssh. Returns None as long as the cluster's
+    job has not printed the machine's host keys and user.
 
     Args:
-        log: of its job, as the API server gives it.
+        cluster: the cluster's name.
+        address: where the machine answers.
+        log: what the job has printed, as the API server gives it.
         tunnel: a command that carries the bytes of the connection; () for a direct one.
     """
     text = _ESCAPES.sub("", log)
     keys, users = _KEY.findall(text)[:_MOST_KEYS], _USER.findall(text)
     if not keys or not users:
         return None
-    private, _ = own_key(home)
-    known = home.hosts / "rented-hosts" / cluster
-    known.parent.mkdir(mode=0o700, exist_ok=True)
-    write_text(known, "".join(f"{cluster} {key}\n" for key in keys))
+    private_key, _ = own_key(home)
+    known_hosts = home.hosts / "rented-hosts" / cluster
+    known_hosts.parent.mkdir(mode=0o700, exist_ok=True)
+    write_text(known_hosts, "".join(f"{cluster} {key}\n" for key in keys))
     options = [
-        f"IdentityFile={_word(private)}",
-        "IdentitiesOnly=yes",
-        f"UserKnownHostsFile={_word(known)}",
+        f"IdentityFile={_ssh_word(private_key)}",
+        "IdentitiesOnly=yes",  # no other key of the user is tried
+        f"UserKnownHostsFile={_ssh_word(known_hosts)}",
         "GlobalKnownHostsFile=/dev/null",
-        f"HostKeyAlias={cluster}",
+        f"HostKeyAlias={cluster}",  # the keys are looked up by the cluster's name
         "CheckHostIP=no",
         "UpdateHostKeys=no",
         f"Port={address.port}",
-        *([f"ProxyCommand={shlex.join(tunnel).replace('%', '%%')}"] if tunnel else []),
     ]
+    if tunnel:
+        command = shlex.join(tunnel).replace("%", "%%")  # ssh replaces %h and the like
+        options.append(f"ProxyCommand={command}")
     return Access(f"{address.user or users[-1]}@{address.ip}", options)
 
 
 def forget(home: Home, cluster: str) -> None:
-    """Forget the host keys of a cluster that is gone."""
+    """Delete the host keys of a cluster that does not exist any more."""
     (home.hosts / "rented-hosts" / cluster).unlink(missing_ok=True)
 
 
 def pod_tunnel(home: Home, host: str, cluster: str) -> Sequence[str]:
-    """The command that reaches the pod of a cluster on Kubernetes, through the API server."""
+    """Return the command with which ssh reaches a cluster that is a pod on Kubernetes: tunnel.py,
+    which goes through the API server. `host` is the name of the host in config.toml."""
     module = "engine.executors.sky.tunnel"
     return [sys.executable, "-P", "-m", module, str(home.root), host, cluster]
 
 
-def _word(path: Path) -> str:
-    """A path as an option of ssh takes it."""
+def _ssh_word(path: Path) -> str:
+    """Write a path as the value of an option of ssh: in quotes if it has a space."""
     return f'"{path}"' if " " in str(path) else f"{path}"
 
 
 def token_of(home: Home, host: Host) -> tuple[str, str]:
-    """The token of a host and where it is from, for messages; "" for none.
+    """Return (the token for the API server of a host, the file or environment variable that it is
+    from, for errors). Both may be "".
 
-    Raises HostRefused where it is named and cannot be read.
+    Raises HostRefused if the host's table names a file that cannot be read.
     """
     sky = host.sky
     if sky.token_file:

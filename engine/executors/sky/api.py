@@ -26,6 +26,8 @@ _DOWN_S = 600.0  # that giving a cluster back may take
 _MOST_BYTES = 16 << 20  # of an answer
 _MOST_LOG = 4 << 20
 _MOST_LISTED = 10_000
+_OFFER_COLUMNS = 10  # of a row of the catalogue that is used
+_REQUEST_ID_HEADER = "X-Skypilot-Request-ID"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 _RUNNING = ("PENDING", "WAITING", "RUNNING")
 _LAUNCH = "sky.launch"
@@ -55,7 +57,7 @@ class Cluster:
 
     @property
     def is_up(self) -> bool:
-        """Whether its machine can be reached."""
+        """Whether its machine is up, so that it can be reached."""
         return self.status == "UP"
 
 
@@ -75,21 +77,22 @@ class Request:
 
     @property
     def is_open(self) -> bool:
-        """Whether the server has not finished it."""
+        """Whether the server still works on the request, or has not begun."""
         return self.status in _RUNNING
 
 
 class SkyApi:
-    """The API of one server. Every call raises HostLost where it is not reached or does not answer
-    as one, HostRefused where it does not take the token."""
+    """The API of one server. Every call raises HostLost if the server is not reached or gives no
+    answer of SkyPilot's form, HostRefused if it does not take the token."""
 
     def __init__(self, address: str, token: str, token_name: str, user: str) -> None:
-        """Nothing is connected to yet.
+        """Prepare a client; the first call connects.
 
         Args:
-            token: of a service account; "" for none.
-            token_name: where it is from, for messages.
-            user: what a server without accounts knows this home by: 8 hexadecimal digits.
+            address: the URL of the server.
+            token: the token of a service account; "" for none.
+            token_name: the file or variable that the token is from, for errors; "" for none.
+            user: the id by which a server without accounts knows this home: 8 hexadecimal digits.
         """
         self.address, self._token_name, self._user = address.rstrip("/"), token_name, user
         headers = {"X-SkyPilot-API-Version": API_VERSION, "X-SkyPilot-Version": _VERSION}
@@ -101,20 +104,20 @@ class SkyApi:
         )
 
     def close(self) -> None:
-        """End its connections."""
+        """End the connections to the server."""
         self._client.close()
 
     def version(self) -> str:
-        """The version of the server. Raises HostLost also for what is no SkyPilot."""
+        """Return the version of the server. Raises HostLost also if another program answers."""
         facts = self._content(self._ask("GET", "/api/health"), dict)
         if facts.get("status") == "needs_auth":
-            raise self._not_taken()
+            raise self._token_refused()
         if "api_version" not in facts:
             raise HostLost(f"{self.address} is no API server of SkyPilot")
         return one_line(str(facts.get("version", "?")), 40)
 
     def is_open(self) -> bool:
-        """Whether the server carries out what those without a token ask."""
+        """Tell whether the server answers without a token; False if it does not answer at all."""
         try:
             answer = httpx.get(f"{self.address}/api/status", timeout=_TIMEOUT, trust_env=False)
         except httpx.HTTPError:
@@ -122,21 +125,32 @@ class SkyApi:
         return answer.status_code == httpx.codes.OK
 
     def offers(self, accelerator: str, clouds: Sequence[str]) -> list[Sequence[Any]]:
-        """What the server's catalogue lists for an accelerator: each a row of cloud, kind of
-        machine, accelerator, count, CPUs, device memory, memory, price, price of spot, region."""
+        """List the machines with an accelerator, such as "H100", in the server's catalogue.
+
+        Each is a row of at least: cloud, kind of machine, accelerator, count, CPUs, device memory,
+        memory, price, price of spot, region. `clouds` limits the list; [] stands for all clouds.
+        """
         body = {
             "name_filter": f"^{re.escape(accelerator)}$",
             "clouds": list(clouds) or None,
             "all_regions": True,
             "case_sensitive": False,
         }
-        found = self._result(self._post("/list_accelerators", body), dict)
-        rows = [row for each in found.values() if isinstance(each, list) for row in each]
-        return [row for row in rows[:_MOST_LISTED] if isinstance(row, list) and len(row) >= 10]
+        rows_by_name = self._result(self._post("/list_accelerators", body), dict)
+        rows = []
+        for rows_of_one in rows_by_name.values():
+            if isinstance(rows_of_one, list):
+                rows += rows_of_one
+        return [
+            row
+            for row in rows[:_MOST_LISTED]
+            if isinstance(row, list) and len(row) >= _OFFER_COLUMNS
+        ]
 
     def launch(self, name: str, task: JsonObject) -> None:
-        """Ask for a cluster with one job. One of this name that is there, or is coming, is kept:
-        SkyPilot makes no second."""
+        """Ask the server to rent a cluster and to start one job on it. `task` is what SkyPilot is
+        told of both. If a cluster of this name exists or is being rented, SkyPilot makes no
+        second."""
         # JSON is YAML too, which the server reads a task as.
         self._post(
             "/launch",
@@ -150,22 +164,26 @@ class SkyApi:
         )
 
     def dry_run(self, name: str, task: JsonObject) -> None:
-        """Have the server plan a cluster and launch nothing. Raises FarError where it cannot."""
+        """Have the server plan a cluster for `task` without renting it. Raises FarError if it
+        cannot be rented."""
         body = {"task": json.dumps(task), "cluster_name": name, "dryrun": True}
         body["override_skypilot_config"] = NOTHING_UPLOADED
         self._result(self._post("/launch", body), object)
 
     def find(self, name: str, *, is_asked_anew: bool = False) -> Cluster | None:
-        """A cluster; None where the server has none of this name. With `is_asked_anew` it first
-        asks the place where it rented it."""
-        found = [each for each in self._clusters([name], is_asked_anew) if each.name == name]
-        return found[0] if found else None
+        """Return the cluster of this name; None if the server has none. With `is_asked_anew` the
+        server first asks the cloud where it rented it, which takes a while."""
+        clusters = self._clusters([name], is_asked_anew=is_asked_anew)
+        return next((cluster for cluster in clusters if cluster.name == name), None)
 
     def owned(self, prefix: str) -> list[Cluster]:
-        """Every cluster whose name begins with `prefix`."""
-        return [each for each in self._clusters(None, False) if each.name.startswith(prefix)]
+        """List every cluster whose name begins with `prefix`."""
+        clusters = self._clusters(None, is_asked_anew=False)
+        return [cluster for cluster in clusters if cluster.name.startswith(prefix)]
 
-    def _clusters(self, names: Sequence[str] | None, is_asked_anew: bool) -> list[Cluster]:
+    def _clusters(self, names: Sequence[str] | None, *, is_asked_anew: bool) -> list[Cluster]:
+        """List the server's clusters with these names; all of them for None. With `is_asked_anew`
+        the server first asks the clouds. Raises HostLost if a cloud cannot be reached."""
         body = {
             "cluster_names": names,
             "refresh": "FORCE" if is_asked_anew else "NONE",
@@ -176,18 +194,19 @@ class SkyApi:
             listed = self._result(self._post("/status", body), list)
         except FarError as error:  # the cloud was not reached: nothing is known
             raise HostLost(f"{self.address} cannot say: {error.message}") from error
-        return [_read(each) for each in listed[:_MOST_LISTED] if isinstance(each, dict)]
+        return [_cluster_from(facts) for facts in listed[:_MOST_LISTED] if isinstance(facts, dict)]
 
     def launches(self, name: str) -> list[Request]:
-        """Every request to launch a cluster of this name, the newest first."""
+        """List the requests to launch the cluster of this name, finished or not, the newest
+        first."""
         params = {"cluster_name": name, "all_status": "true", "limit": "50"}
         listed = self._content(self._ask("GET", "/api/status", params=params), list)
-        requests = [_request(each) for each in listed if isinstance(each, dict)]
-        of_name = [each for each in requests if each.name == _LAUNCH]
-        return sorted(of_name, key=lambda each: each.created, reverse=True)
+        requests = [_request_from(facts) for facts in listed if isinstance(facts, dict)]
+        launches = [request for request in requests if request.name == _LAUNCH]
+        return sorted(launches, key=lambda request: request.created, reverse=True)
 
     def why_failed(self, request: Request) -> str:
-        """Why a request failed, in the server's words."""
+        """Return why a request failed, in the server's words; "" if it did not fail."""
         try:
             self._result(request.id, object)
         except FarError as error:
@@ -195,49 +214,58 @@ class SkyApi:
         return ""
 
     def log(self, name: str) -> str:
-        """What the cluster's first job has printed so far."""
+        """Return the last lines that the first job of the cluster `name` has printed so far."""
         body = self._body({"cluster_name": name, "job_id": 1, "follow": False, "tail": 200})
         answer = self._ask("POST", "/logs", body, most=_MOST_LOG)
         if answer.status_code != httpx.codes.OK:
-            raise HostLost(f"{self.address} answers {answer.status_code}: {_words(answer.text)}")
+            raise HostLost(
+                f"{self.address} answers {answer.status_code}: {_first_words(answer.text)}"
+            )
         return answer.text
 
     def why_not_ready(self, name: str) -> str:
-        """Why the cluster's job has ended without having begun, such as packages that could not be
-        installed; "" where it has not."""
+        """Say why the job of the cluster `name` has failed before it began, such as packages that
+        could not be installed, with its last lines. Returns "" if it has not failed."""
         body = {"cluster_name": name, "all_users": True, "skip_finished": False}
         listed = self._result(self._post("/queue", body), list)
-        jobs = [each for each in listed if isinstance(each, dict)]
-        if not jobs or any(str(each.get("status")) not in _JOB_FAILED for each in jobs):
+        jobs = [job for job in listed if isinstance(job, dict)]
+        have_failed = [str(job.get("status")) in _JOB_FAILED for job in jobs]
+        if not jobs or not all(have_failed):
             return ""
         lines = [line for line in self.log(name).splitlines() if line.strip()]
-        said = one_line(" / ".join(lines[-3:]), 400)
-        return f"its set-up ended as {one_line(str(jobs[0].get('status')), 40)}: {said}"
+        last_lines = one_line(" / ".join(lines[-3:]), 400)
+        status = one_line(str(jobs[0].get("status")), 40)
+        return f"its set-up ended as {status}: {last_lines}"
 
     def down(self, name: str) -> None:
-        """Give a cluster back, and what is on its way; one that is not there is fine.
+        """Give the cluster `name` back, and cancel requests to rent it that are under way. If there
+        is neither, nothing happens.
 
-        Raises FarError where the server could not: then it may still be paid for.
+        Raises FarError if the server cannot; then the cluster may still cost money.
         """
-        coming = [each.id for each in self.launches(name) if each.is_open]
-        if coming:
-            self._result(self._post("/api/cancel", {"request_ids": coming}), object)
+        open_ids = [request.id for request in self.launches(name) if request.is_open]
+        if open_ids:
+            self._result(self._post("/api/cancel", {"request_ids": open_ids}), object)
         if self.find(name) is None:
             return
         self._result(self._post("/down", {"cluster_name": name}), object, limit_s=_DOWN_S)
 
     def _body(self, values: JsonObject) -> JsonObject:
-        """What every request carries, beside its own values."""
+        """Return the body of a request: its own `values`, and what every request carries, such as
+        who asks."""
         variables = {"SKYPILOT_USER_ID": self._user, "SKYPILOT_USER": "honesmith"}
         variables["SKYPILOT_USAGE_RUN_ID"] = f"honesmith-{self._user}"
         return {"env_vars": variables, "entrypoint": "honesmith", **values}
 
     def _post(self, path: str, values: JsonObject) -> str:
-        """Send a request to be carried out; returns its id."""
+        """Send a request that the server carries out later, and return its id.
+
+        Raises FarError if the server refuses it, HostLost if it fails or is not reached.
+        """
         answer = self._ask("POST", path, self._body(values))
-        request_id = answer.headers.get("X-Skypilot-Request-ID", "")
+        request_id = answer.headers.get(_REQUEST_ID_HEADER, "")
         if answer.status_code != httpx.codes.OK:
-            text = f"{self.address}{path} answers {answer.status_code}: {_words(answer.text)}"
+            text = f"{self.address}{path} answers {answer.status_code}: {_first_words(answer.text)}"
             if answer.status_code < 500:  # what it was asked is wrong, and stays so
                 raise FarError("SKY_REFUSED", text)
             raise HostLost(text)
@@ -246,7 +274,9 @@ class SkyApi:
         return request_id
 
     def _result(self, request_id: str, kind: type, *, limit_s: float = _RESULT_S) -> Any:
-        """What came of a request. Raises FarError where it failed."""
+        """Wait for the result of the request with this id, at most `limit_s` seconds, and return
+        it. Raises FarError if the request failed, HostLost if the result is not of the type `kind`
+        or does not come in time."""
         timeout = httpx.Timeout(limit_s, connect=8.0)
         answer = self._ask("GET", "/api/get", params={"request_id": request_id}, timeout=timeout)
         if answer.status_code == httpx.codes.INTERNAL_SERVER_ERROR:
@@ -270,6 +300,16 @@ class SkyApi:
         timeout: httpx.Timeout = _TIMEOUT,
         most: int = _MOST_BYTES,
     ) -> httpx.Response:
+        """Call the API and return the whole answer, whatever its status is.
+
+        Args:
+            body: sent as JSON.
+            params: the query of the URL.
+            most: the most bytes that the answer may have.
+
+        Raises HostLost if there is no answer or one that is too long, HostRefused if the token is
+        not taken.
+        """
         try:
             with self._client.stream(
                 method, path, json=body, params=params, timeout=timeout
@@ -283,24 +323,26 @@ class SkyApi:
             why = str(error) or type(error).__name__
             raise HostLost(f"{self.address} does not answer: {why}") from error
         if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-            raise self._not_taken()
-        kept = {"X-Skypilot-Request-ID": answer.headers.get("X-Skypilot-Request-ID", "")}
-        return httpx.Response(answer.status_code, content=data, headers=kept)
+            raise self._token_refused()
+        # The only header that is needed; the others describe the answer as it was transferred.
+        headers = {_REQUEST_ID_HEADER: answer.headers.get(_REQUEST_ID_HEADER, "")}
+        return httpx.Response(answer.status_code, content=data, headers=headers)
 
-    def _not_taken(self) -> HostRefused:
+    def _token_refused(self) -> HostRefused:
+        """Return the error for a server that does not take the token, or wants one."""
         name = self._token_name
-        return HostRefused(
-            f"{self.address} does not take the token of {name or 'no variable'}",
-            f"Put the token of a service account of the server into {name}."
-            if name
-            else "Name the variable with a token of a service account: token_env of the host.",
-        )
+        hint = "Name the variable with a token of a service account: token_env of the host."
+        if name:
+            hint = f"Put the token of a service account of the server into {name}."
+        message = f"{self.address} does not take the token of {name or 'no variable'}"
+        return HostRefused(message, hint)
 
     def _content(self, answer: httpx.Response, kind: type) -> Any:
-        """What an answer holds. Raises HostLost where it is no answer of SkyPilot's."""
+        """Return the JSON value in an answer. Raises HostLost if the answer is an error, or its
+        value is not of the type `kind` (dict or list)."""
         if answer.status_code != httpx.codes.OK:
-            said = _words(answer.text)
-            raise HostLost(f"{self.address} answers {answer.status_code}: {said}")
+            text = _first_words(answer.text)
+            raise HostLost(f"{self.address} answers {answer.status_code}: {text}")
         try:
             content = answer.json()
         except (ValueError, RecursionError):
@@ -317,8 +359,9 @@ NOTHING_UPLOADED: JsonObject = {
 }
 
 
-def _read(facts: JsonObject) -> Cluster:
-    """A cluster from what the server says of it."""
+def _cluster_from(facts: JsonObject) -> Cluster:
+    """Make a `Cluster` from the object with which the server describes one; missing values become
+    empty, long texts are cut."""
     launched = facts.get("launched_at")
     why = facts.get("init_status_reason") or facts.get("last_event") or ""
     return Cluster(
@@ -332,8 +375,9 @@ def _read(facts: JsonObject) -> Cluster:
     )
 
 
-def _request(facts: JsonObject) -> Request:
-    """A request from what the server says of it."""
+def _request_from(facts: JsonObject) -> Request:
+    """Make a `Request` from the object with which the server describes one; missing values become
+    empty, long texts are cut."""
     created = facts.get("created_at")
     return Request(
         id=str(facts.get("request_id", ""))[:64],
@@ -345,14 +389,15 @@ def _request(facts: JsonObject) -> Request:
 
 
 def _error_of(answer: httpx.Response) -> str:
-    """Why a request failed: the server's own message, without the object that it pickles."""
+    """Return why a request failed, from the server's answer: its type and message, without the
+    pickled exception that the answer holds too."""
     try:
         error = json.loads(answer.json()["detail"]["error"])
         return one_line(f"{error['type']}: {error['message']}", 800)
     except (ValueError, KeyError, TypeError, RecursionError):
-        return f"it failed: {_words(answer.text)}"
+        return f"it failed: {_first_words(answer.text)}"
 
 
-def _words(text: str) -> str:
-    """The first words of an answer that is no object."""
+def _first_words(text: str) -> str:
+    """Return the beginning of an answer that is no object, as one line for an error."""
     return one_line(text[:2000], 300)

@@ -41,57 +41,71 @@ class Offer:
 
     @property
     def in_words(self) -> str:
-        """What is rented, where, for how much."""
-        what = f"{self.machine} at {self.cloud}" + (f" {self.region}" if self.region else "")
-        return f"{what} for {self.price:.2f} an hour" if self.price else what
+        """The machine, its cloud, its region and its price, for a message."""
+        words = f"{self.machine} at {self.cloud}"
+        if self.region:
+            words += f" {self.region}"
+        return f"{words} for {self.price:.2f} an hour" if self.price else words
 
 
 def find_offers(api: SkyApi, sky: SkyOptions) -> list[Offer]:
-    """What the server lists for a host, the cheapest first; empty for a host without accelerators,
-    which the catalogue does not price. Raises HostLost, HostRefused or FarError."""
+    """List the machines that the server offers for a host with these options, the cheapest first.
+    The list is empty for a host without accelerators, because the catalogue does not price those.
+
+    Raises HostLost, HostRefused or FarError.
+    """
     if not sky.device_kind:
         return []
-    cloud, _, place = sky.infra.partition("/")
+    cloud, _, place = sky.infra.partition("/")  # CLOUD, CLOUD/REGION or CLOUD/REGION/ZONE
     cloud, region = _NAMES.get(cloud, cloud), place.partition("/")[0]
     rows = api.offers(sky.device_kind, [cloud] if cloud else [])
-    offers = [offer for row in rows if (offer := _read(row, is_spot=sky.spot)) is not None]
-    fitting = [each for each in offers if each.devices == sky.devices]
+    offers = [_offer_from(row, is_spot=sky.spot) for row in rows]
+    fitting = [offer for offer in offers if offer is not None and offer.devices == sky.devices]
     if region and cloud not in _OWN:  # a context of Kubernetes is no region of the catalogue
-        fitting = [each for each in fitting if each.region in ("", region)]
-    return sorted(fitting, key=lambda each: each.price)
+        fitting = [offer for offer in fitting if offer.region in ("", region)]
+    return sorted(fitting, key=lambda offer: offer.price)
 
 
-def _read(row: Sequence[Any], *, is_spot: bool) -> Offer | None:
-    """One row of the catalogue; None for one without a price that can be counted with."""
+def _offer_from(row: Sequence[Any], *, is_spot: bool) -> Offer | None:
+    """Make an offer from one row of the catalogue (`SkyApi.offers`). With `is_spot` its price is
+    that of a spot machine, which may be taken away. Returns None for a row without a price, unless
+    the machine is the user's own."""
     cloud, machine, _, devices, cpus, device_memory, memory, price, spot_price, region = row[:10]
-    asked = spot_price if is_spot else price
+    hourly_price = spot_price if is_spot else price
     is_own = str(cloud).lower() in _OWN
-    if not _is_amount(asked) and not is_own:
+    if not _is_amount(hourly_price) and not is_own:
         return None
-    count = devices if _is_amount(devices) else 0
     return Offer(
         cloud=one_line(str(cloud), 40),
         machine=one_line(str(machine or ""), 80),
         region=one_line(str(region or ""), 60),
-        price=float(asked) if _is_amount(asked) and not is_own else 0.0,
-        devices=int(count),
-        device_memory=float(device_memory) if _is_amount(device_memory) else 0.0,
-        memory=float(memory) if _is_amount(memory) else 0.0,
-        cpus=int(cpus) if _is_amount(cpus) else 0,
+        price=0.0 if is_own else _amount_or_0(hourly_price),
+        devices=int(_amount_or_0(devices)),
+        device_memory=_amount_or_0(device_memory),
+        memory=_amount_or_0(memory),
+        cpus=int(_amount_or_0(cpus)),
     )
 
 
+def _amount_or_0(value: object) -> float:
+    """Return the number that a catalogue gives, or 0 for anything that is no usable number."""
+    return float(value) if _is_amount(value) else 0.0
+
+
 def _is_amount(value: object) -> TypeGuard[float]:
+    """Tell whether a value of the catalogue is a number that can be counted with: not negative,
+    finite and not absurdly large."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return math.isfinite(value) and 0 <= value < _MOST
 
 
 def allowed_offer(host: Host, offers: Sequence[Offer]) -> Offer | None:
-    """The cheapest offer within the limits of the host; None for a host without accelerators, whose
-    price the server alone holds against the limit.
+    """Return the cheapest of the `offers` (sorted by price), if it is within the host's max_price.
+    Returns None for a host without accelerators: only the server knows the price of its machines,
+    and compares it with the limit.
 
-    Raises FarError where nothing is offered, or all of it is too dear: nothing was launched then.
+    Raises FarError if nothing is offered, or everything costs more than max_price.
     """
     sky = host.sky
     if not sky.device_kind:
@@ -117,27 +131,34 @@ def allowed_offer(host: Host, offers: Sequence[Offer]) -> Offer | None:
 
 
 def machine_of(offer: Offer | None, sky: SkyOptions) -> Hardware:
-    """The machine that a run is planned for, as far as the catalogue says."""
+    """Return the hardware that a run is planned for, before a machine is rented. What the catalogue
+    and the options do not say is assumed: memory, cores and disk.
+
+    `offer` is the machine that would be rented; None for one without accelerators.
+    """
     if offer is None:
         memory = int(max(sky.memory_gb, 8.0) * 1e9)
         device = Device("cpu", "a rented CPU", "cpu", memory, memory)
-        return Hardware((device,), max(1, sky.cpus or 4), memory, memory, _disk(sky), 0.0)
-    memory = int(offer.device_memory * _GIB)
-    has_bf16 = not offer.machine or not any(
-        sky.device_kind.upper().startswith(name) for name in _WITHOUT_BF16
-    )
+        cores = max(1, sky.cpus or 4)
+        return Hardware((device,), cores, memory, memory, _disk_bytes(sky), 0.0)
+    device_memory = int(offer.device_memory * _GIB)
+    kind = sky.device_kind
+    has_bf16 = not offer.machine or not kind.upper().startswith(_WITHOUT_BF16)
     devices = tuple(
-        Device(f"cuda:{n}", sky.device_kind, "cuda", memory, memory, str(n), bf16=has_bf16)
+        Device(f"cuda:{n}", kind, "cuda", device_memory, device_memory, str(n), bf16=has_bf16)
         for n in range(offer.devices)
     )
     ram = int((offer.memory or 32.0) * _GIB)
-    return Hardware(devices, max(1, offer.cpus or 8), ram, ram, _disk(sky), 0.0)
+    cores = max(1, offer.cpus or 8)
+    return Hardware(devices, cores, ram, ram, _disk_bytes(sky), 0.0)
 
 
 def described(hardware: Hardware, packages: JsonObject, price: float) -> JsonObject:
-    """What is kept of a host for plans."""
+    """Return the description of a host that is stored for plans (`hosts.note_facts`): its hardware,
+    the versions of its packages by name, and the dollars for an hour."""
     return {"hardware": asdict(hardware), "packages": packages, "price": price}
 
 
-def _disk(sky: SkyOptions) -> int:
+def _disk_bytes(sky: SkyOptions) -> int:
+    """Return the bytes of a rented machine's disk; 256 GB if the options do not say."""
     return int((sky.disk_gb or 256) * 1e9)

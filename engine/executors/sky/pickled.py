@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_MOST_BYTES = 1 << 20
-_MOST_OPERATIONS = 200_000
+_MOST_BYTES = 1 << 20  # of a pickle
+_MOST_OPERATIONS = 200_000  # in a pickle
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _DEFAULT_PORT = 22
 
@@ -34,8 +34,8 @@ class Damaged(ValueError):
 
 
 def address_of(handle: object) -> Address | None:
-    """The address in a handle as the API gives it (base64); None where it has none that can be
-    used."""
+    """Read the address out of a handle, as the API gives it: the base64 of a pickle. Returns None
+    for anything else, and for a handle without a usable address."""
     if not isinstance(handle, str) or len(handle) > 2 * _MOST_BYTES:
         return None
     try:
@@ -45,9 +45,12 @@ def address_of(handle: object) -> Address | None:
     if not isinstance(state, dict):
         return None
     pairs, ports = state.get("stable_internal_external_ips"), state.get("stable_ssh_ports")
-    first = pairs[0] if isinstance(pairs, list) and pairs else None
-    # Inside, outside: a pod, or a machine of a private network, has the first alone.
-    ip = (first[1] or first[0]) if isinstance(first, tuple) and len(first) == 2 else None
+    first_pair = pairs[0] if isinstance(pairs, list) and pairs else None
+    ip = None
+    if isinstance(first_pair, tuple) and len(first_pair) == 2:
+        internal_ip, external_ip = first_pair
+        # A pod, or a machine of a private network, has no external address.
+        ip = external_ip or internal_ip
     port = ports[0] if isinstance(ports, list) and ports else _DEFAULT_PORT
     if not isinstance(ip, str) or not isinstance(port, int) or not 0 < port < 65536:
         return None
@@ -56,21 +59,33 @@ def address_of(handle: object) -> Address | None:
     except ValueError:
         return None
     user = state.get("docker_user")
-    return Address(ip, port, user if isinstance(user, str) and _USER.fullmatch(user) else "")
+    is_user = isinstance(user, str) and _USER.fullmatch(user) is not None
+    return Address(ip, port, user if is_user else "")
 
 
+# On the stack: pickle's MARK, below which lie the items of a container. In `_VALUES`: the value is
+# the operation's own argument.
 _MARK = object()
 
 
 class _Reader:
-    """The stack machine of a pickle, without its calls."""
+    """Carries out the operations of a pickle, which work on a stack of values, without its calls of
+    Python code.
+
+    Attributes:
+        stack: the values, the newest last.
+        memo: values that the pickle has stored to use them again, by number.
+    """
 
     def __init__(self) -> None:
+        """Begin with an empty stack."""
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
     def run(self, data: bytes) -> Any:
-        """The value that the pickle leaves."""
+        """Return the value that the pickle `data` describes. Raises Damaged for an operation that
+        is not known here or a pickle without an end, and errors such as IndexError for one that
+        takes values that are not there."""
         for count, (operation, argument, _) in enumerate(pickletools.genops(data)):
             if count > _MOST_OPERATIONS:
                 raise Damaged("a pickle of too many operations")
@@ -79,9 +94,9 @@ class _Reader:
                 if value is _MARK:
                     raise Damaged("a pickle that leaves nothing")
                 return value
-            act = _OPERATIONS.get(operation.name)
-            if act is not None:
-                act(self, argument)
+            method = _OPERATIONS.get(operation.name)
+            if method is not None:
+                method(self, argument)
             elif operation.name in _VALUES:
                 value = _VALUES[operation.name]
                 self.stack.append(argument if value is _MARK else value)
@@ -90,52 +105,58 @@ class _Reader:
         raise Damaged("a pickle without an end")
 
     def to_mark(self) -> list[Any]:
-        """Take everything down to the last mark."""
+        """Take the values down to the last mark off the stack, with the mark, and return them in
+        their order. Raises IndexError if there is no mark."""
         items = []
         while (item := self.stack.pop()) is not _MARK:
             items.append(item)
         return items[::-1]
 
     def fill(self, items: list[Any]) -> None:
-        """Put keys and values into the dict on top; an object keeps nothing."""
+        """Add `items`, which are keys and values in turn, to the dict on top of the stack. If
+        something else is on top, they are dropped."""
         target = self.stack[-1]
         if isinstance(target, dict):
             target.update(zip(items[::2], items[1::2], strict=True))
 
     def extend(self, items: list[Any]) -> None:
-        """Put items into the list or set on top; an object keeps nothing."""
+        """Add the items to the list on top of the stack (a set is read as a list). If something
+        else is on top, they are dropped."""
         target = self.stack[-1]
         if isinstance(target, list):
             target.extend(items)
 
     def build(self) -> None:
-        """Give the object on top its state: the object is its state."""
+        """Take a state off the stack and put it into the object below: here an object is a dict of
+        its attributes."""
         state = self.stack.pop()
-        # An object with slots gives a pair.
+        # An object with slots has a pair: the dict of its attributes, and the slots.
         if isinstance(state, tuple) and len(state) == 2 and isinstance(state[0], dict):
             state = state[0]
         if isinstance(self.stack[-1], _Object) and isinstance(state, dict):
             self.stack[-1].update(state)
 
-    def make(self, taken: int) -> None:
-        """An object, in place of the class and the arguments that would make it."""
-        for _ in range(taken):
+    def make(self, count: int) -> None:
+        """Replace the `count` values on top of the stack, a class and its arguments, by an empty
+        object. Nothing is called."""
+        for _ in range(count):
             self.stack.pop()
         self.stack.append(_Object())
 
     def tuple_of(self, count: int) -> None:
-        """A tuple of the last items."""
+        """Replace the `count` values on top of the stack by a tuple of them. Raises Damaged if
+        there are fewer."""
         items = self.stack[-count:]
         if len(items) < count or _MARK in items:
             raise Damaged("a pickle with a tuple of too few")
         self.stack[-count:] = [tuple(items)]
 
     def get(self, index: int) -> None:
-        """A value of the memo."""
+        """Push the value that was stored in the memo under `index`."""
         self.stack.append(self.memo[index])
 
     def put(self, index: int) -> None:
-        """Keep the value on top in the memo."""
+        """Store the value on top of the stack in the memo under `index`."""
         self.memo[index] = self.stack[-1]
 
 
@@ -144,7 +165,8 @@ class _Object(dict[Any, Any]):
 
 
 def plain(data: bytes) -> Any:
-    """The value in a pickle, its objects as dicts of their states. Raises Damaged."""
+    """Return the value in a pickle without running any of its code: objects of any class become
+    dicts of their attributes. Raises Damaged if it cannot be read."""
     if len(data) > _MOST_BYTES:
         raise Damaged("a pickle that is too large")
     try:
@@ -155,6 +177,7 @@ def plain(data: bytes) -> Any:
         raise Damaged(str(error)) from error
 
 
+# The operations that push a value: the value itself, or _MARK for the operation's argument.
 _VALUES: Mapping[str, Any] = {
     "NONE": None,
     "NEWTRUE": True,
@@ -167,6 +190,7 @@ _VALUES: Mapping[str, Any] = {
         _MARK,
     ),
 }
+# The operations that work on the stack: called with (the reader, the operation's argument).
 _OPERATIONS: Mapping[str, Callable[[_Reader, Any], object]] = {
     "EMPTY_DICT": lambda on, _: on.stack.append({}),
     "EMPTY_LIST": lambda on, _: on.stack.append([]),

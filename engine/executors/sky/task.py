@@ -15,12 +15,15 @@ _PYTHON = "3.12"
 def task_of(
     name: str, host: Host, public_key: str, packages: Sequence[str], lease_s: float
 ) -> JsonObject:
-    """The task of a cluster, in the keys of SkyPilot's task YAML.
+    """Return what SkyPilot is told of a cluster, in the keys of its task YAML: the machine, the
+    set-up of its environment, and its one job (node_side.py).
 
     Args:
-        public_key: that is let in over ssh.
-        packages: what its environment is built from; none where the host names an interpreter.
-        lease_s: without a word for so long, it ends.
+        name: the name of the task.
+        host: the host in config.toml, whose options say what to rent.
+        public_key: the key that is let in over ssh.
+        packages: requirements of the environment; () if the host names an interpreter instead.
+        lease_s: seconds after which the job ends if no run on it is asked about.
     """
     sky = host.sky
     program = base64.b64encode(Path(node_side.__file__).read_bytes()).decode()
@@ -45,50 +48,56 @@ def task_of(
 
 
 def interpreter(host: Host) -> str:
-    """The interpreter on a cluster that runs what is ours, as a command of its login shell."""
+    """Return the interpreter that runs this program on a cluster, as a command of the login shell
+    there: the one in the host's table, or that of the environment that the set-up builds."""
     return host.python or f"{host.folder}/venv/bin/python"
 
 
 def _resources(host: Host) -> JsonObject:
-    """What the machine is to have; what is not said is left to SkyPilot."""
+    """Return what the machine must have, in the keys of SkyPilot's task YAML. What the host's table
+    does not say is left to SkyPilot."""
     sky = host.sky
-    asked: JsonObject = {
+    resources: JsonObject = {
         "autostop": {"idle_minutes": IDLE_MINUTES, "down": True, "wait_for": "jobs"},
         "use_spot": sky.spot,
     }
     if sky.accelerators:
-        asked["accelerators"] = f"{sky.device_kind}:{sky.devices}"
+        resources["accelerators"] = f"{sky.device_kind}:{sky.devices}"
     if sky.infra:
-        asked["infra"] = sky.infra
+        resources["infra"] = sky.infra
     if sky.image:
-        asked["image_id"] = sky.image
+        resources["image_id"] = sky.image
     if sky.max_price:
-        asked["max_hourly_cost"] = sky.max_price
+        resources["max_hourly_cost"] = sky.max_price
     if sky.cpus:
-        asked["cpus"] = f"{sky.cpus}+"
+        resources["cpus"] = f"{sky.cpus}+"
     if sky.memory_gb:
-        asked["memory"] = f"{sky.memory_gb:g}+"
+        resources["memory"] = f"{sky.memory_gb:g}+"
     if sky.disk_gb:
-        asked["disk_size"] = sky.disk_gb
-    return asked
+        resources["disk_size"] = sky.disk_gb
+    return resources
 
 
 def _setup(folder: str, packages: Sequence[str]) -> str:
-    """The commands that build our environment on the machine; again changes nothing."""
-    needed = " ".join(f"'{package}'" for package in packages)
-    place = folder if folder.startswith("/") else f"$HOME/{folder}"
+    """Return the shell script that builds the environment for training on a rented machine, from
+    these requirements. If it is there already, the script does nothing.
+
+    `folder` is the root of this program there: absolute, or below the user's home folder.
+    """
+    quoted_packages = " ".join(f"'{package}'" for package in packages)
+    root = folder if folder.startswith("/") else f"$HOME/{folder}"
     return f"""set -e
 umask 077
-venv="{place}/venv"
+venv="{root}/venv"
 [ -e "$venv/ready" ] && exit 0
-mkdir -p "{place}"
+mkdir -p "{root}"
 if command -v uv >/dev/null; then uv=uv; else uv="$HOME/.local/bin/uv"; fi
 if [ -x "$uv" ] || command -v "$uv" >/dev/null; then
   "$uv" venv --quiet --python {_PYTHON} "$venv"
-  "$uv" pip install --quiet --python "$venv/bin/python" {needed}
+  "$uv" pip install --quiet --python "$venv/bin/python" {quoted_packages}
 else
   python3 -m venv "$venv"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check {needed}
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check {quoted_packages}
 fi
 touch "$venv/ready"
 """

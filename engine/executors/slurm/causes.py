@@ -1,7 +1,7 @@
 """How a job that wrote no last word has ended, and why one waits, from what Slurm says of it."""
 
 from engine.core.files import JsonObject
-from engine.executors.cluster.ends import AS_TOLD, ended, lost
+from engine.executors.cluster.ends import AS_TOLD, end_record, lost_end
 from engine.executors.slurm.commands import Job
 
 # State of a job that Slurm ended, though the run could go on elsewhere -> why, in words.
@@ -35,44 +35,51 @@ _STUCK = {
 
 
 def why_waiting(job: Job) -> str:
-    """Why a job waits, in one line: Slurm's reason, what to do about it, when it may start; "" as
-    long as Slurm has not looked at it."""
-    reason = job.reason or ("" if job.state == "PENDING" else job.state.lower())
+    """Say in one line why a job waits: Slurm's reason, what to do about it, and when it may start.
+    Returns "" as long as Slurm has not looked at it."""
+    reason = job.reason
+    if not reason and job.state != "PENDING":  # such as CONFIGURING, which says enough
+        reason = job.state.lower()
     if not reason:
         return ""
+    text = f"Slurm: {reason}"
     advice = _STUCK.get(reason.strip("()"), "")
-    text = f"Slurm: {reason}" + (f" ({advice})" if advice else "")
+    if advice:
+        text += f" ({advice})"
     return f"{text}; expected to start at {job.start}" if job.start else text
 
 
 def end_of(job: Job | None, *, is_asked: bool = False, is_taken: bool = False) -> JsonObject:
-    """The end of a run whose job ended without its last word, as engine/executors/jobs.py writes
-    ends; with `is_lost` where it could go on from its last checkpoint.
+    """Return how a run ended whose job has not written that itself, from what Slurm says of the
+    job. The record has "is_lost" if the run can go on from its last checkpoint.
 
     Args:
-        job: as Slurm shows it; None where Slurm does not know it any more.
-        is_asked: whether the run had been told to end.
+        job: the job as Slurm shows it; None if Slurm does not know it any more.
+        is_asked: whether a user had told the run to end.
         is_taken: whether Slurm told the job to end, and it did.
     """
     if is_asked:
-        return ended("cancelled", "cancelled", AS_TOLD)
+        return end_record("cancelled", "cancelled", AS_TOLD)
     if job is None:
-        return lost("Slurm does not know its job any more")
+        return lost_end("Slurm does not know its job any more")
     if job.state in _TAKEN:
-        return lost(f"{_TAKEN[job.state]} ({_named(job)})")
+        return lost_end(f"{_TAKEN[job.state]} ({_named(job)})")
     if job.state == "OUT_OF_MEMORY":
         hint = "Give its jobs more memory (memory_gb of the host), or lower batch and lengths."
-        return ended("failed", "oom", f"its node ended it for its memory ({_named(job)})", hint)
+        return end_record(
+            "failed", "oom", f"its node ended it for its memory ({_named(job)})", hint
+        )
     if job.state == "CANCELLED":
         hint = "Resume it when it is to go on."
-        return ended(
+        return end_record(
             "failed", "killed", f"its job was cancelled on the cluster ({_named(job)})", hint
         )
     if is_taken:
-        return lost(f"Slurm ended its job, at its limit or for another one ({_named(job)})")
-    return lost(f"its job ended without a word ({_named(job)})")
+        return lost_end(f"Slurm ended its job, at its limit or for another one ({_named(job)})")
+    return lost_end(f"its job ended without a word ({_named(job)})")
 
 
 def _named(job: Job) -> str:
-    """A job and its state, for a message."""
-    return f"job {job.id}: {job.state}" + (f", {job.reason}" if job.reason else "")
+    """Return a job's id, state and reason as one text for a message."""
+    text = f"job {job.id}: {job.state}"
+    return f"{text}, {job.reason}" if job.reason else text

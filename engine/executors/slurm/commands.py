@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 _LIMIT_S = 90.0  # for one command; clients of Slurm themselves give up after seconds
+_MESSAGE_CHARS = 500  # how much an error quotes of what a command printed
+_NOTHING = ("None", "N/A", "(null)")  # how squeue writes that it has nothing to say
 # What a client prints when the controller, or its database, cannot be asked.
 _DOWN = re.compile(
     r"unable to contact slurm controller|connect failure|connection refused|timed out|zero bytes"
@@ -67,32 +69,37 @@ class Job:
 
     @property
     def kind(self) -> Kind:
-        """Whether it waits, runs or has ended; a word of a later release counts as ended only
-        where it does not wait or run in squeue."""
+        """Whether the job waits, runs or has ended. A state that is not known here, such as one of
+        a later release of Slurm, counts as ended."""
         if self.state in _WAITING:
             return "waiting"
         return "running" if self.state in _RUNNING else "ended"
 
 
 def submit(script: str, options: Sequence[str]) -> str:
-    """Submit a batch script; returns the job's id. Raises SlurmDown or SlurmRefused."""
+    """Submit a batch script with these options of sbatch; return the job's id. Raises SlurmDown or
+    SlurmRefused."""
     answer = _call("sbatch", "--parsable", *options, stdin=script)
-    job_id = answer.strip().splitlines()[-1].partition(";")[0] if answer.strip() else ""
+    lines = answer.strip().splitlines() or [""]
+    job_id = lines[-1].partition(";")[0]  # the last line is ID or ID;CLUSTER
     if not job_id.isdigit():
         raise SlurmRefused(f"sbatch answered {answer[:200]!r} and no job id")
     return job_id
 
 
 def expected_start(script: str, options: Sequence[str]) -> str:
-    """When a job with these options would start, in sbatch's own words; nothing is submitted.
+    """Ask Slurm when a job with these options of sbatch would start. Nothing is submitted.
 
-    Raises SlurmDown, or SlurmRefused where it could never start.
+    Returns a text such as "2026-11-28T13:40:05 on n1"; "" if Slurm does not say. Raises SlurmDown,
+    or SlurmRefused if such a job could never start.
     """
-    return read_expected_start(_call("sbatch", "--test-only", *options, stdin=script, error=True))
+    printed = _call("sbatch", "--test-only", *options, stdin=script, with_stderr=True)
+    return read_expected_start(printed)
 
 
 def read_expected_start(printed: str) -> str:
-    """The time and the nodes in what `sbatch --test-only` printed: "2026-11-28T13:40:05 on n1"."""
+    """Return the time and the nodes in what `sbatch --test-only` printed, such as
+    "2026-11-28T13:40:05 on n1"; "" if it names no time."""
     match = re.search(r"to start at (\S+)(?: .*? on nodes? (\S+))?", printed)
     if match is None:
         return ""
@@ -100,8 +107,8 @@ def read_expected_start(printed: str) -> str:
 
 
 def named(names: Sequence[str] = ()) -> list[Job]:
-    """This user's jobs with these names, all of them without names; an ended job is listed for some
-    minutes. Raises SlurmDown."""
+    """List this user's jobs that have one of these names, the newest last; without names all jobs
+    of this user. Slurm still lists an ended job for some minutes. Raises SlurmDown."""
     options = [f"--name={','.join(names)}"] if names else []
     user = f"--user={os.geteuid()}"
     printed = _call("squeue", "--noheader", user, "--states=all", f"--format={_FORMAT}", *options)
@@ -109,22 +116,24 @@ def named(names: Sequence[str] = ()) -> list[Job]:
 
 
 def read_queue(printed: str) -> list[Job]:
-    """The jobs in what squeue printed in `_FORMAT`, the newest last."""
+    """Return the jobs in what squeue printed in `_FORMAT`, the newest last. Lines in another form
+    are skipped."""
     jobs = []
     for line in printed.splitlines():
         parts = line.strip().split("|")
         if len(parts) < 6 or not parts[0].isdigit():
             continue
         job_id, state, reason, start, node = parts[:5]
-        known = {"reason": reason, "start": start, "node": node}
-        kept = {key: text for key, text in known.items() if text not in ("None", "N/A", "(null)")}
-        jobs.append(Job(job_id, state, **kept, name="|".join(parts[5:])))
+        name = "|".join(parts[5:])  # the last field: a name may have the separator in it
+        facts = {"reason": reason, "start": start, "node": node}
+        known = {key: text for key, text in facts.items() if text not in _NOTHING}
+        jobs.append(Job(job_id, state, **known, name=name))
     return sorted(jobs, key=lambda job: int(job.id))
 
 
 def ended(job_id: str) -> Job | None:
-    """A job that squeue lists no more, from what the cluster keeps of ended ones; None where it
-    keeps nothing of it. Raises SlurmDown."""
+    """Return a job that squeue no longer lists, from the cluster's accounting; None if that keeps
+    nothing of it, or the cluster has none. Raises SlurmDown."""
     try:
         printed = _call("sacct", "-n", "-P", "-X", "-j", job_id, "-o", "JobID,State,Reason")
     except (SlurmRefused, FileNotFoundError):  # a cluster without accounting
@@ -133,23 +142,22 @@ def ended(job_id: str) -> Job | None:
 
 
 def read_account(printed: str) -> Job | None:
-    """The last job in what `sacct -n -P -o JobID,State,Reason` printed; None for no job."""
+    """Return the last job in what `sacct -n -P -o JobID,State,Reason` printed; None if there is
+    none."""
     job = None
     for line in printed.splitlines():
-        job_id, _, rest = line.strip().partition("|")
-        state, _, reason = rest.partition("|")
+        job_id, _, state_and_reason = line.strip().partition("|")
+        state, _, reason = state_and_reason.partition("|")
         if job_id.isdigit() and state:
-            # Such as "CANCELLED by 1000", and "CANCELLED+" in a narrow column.
-            word = state.split()[0].rstrip("+")
-            job = Job(job_id, word, "" if reason == "None" else reason)
+            # A state may be "CANCELLED by 1000", or "CANCELLED+" in a narrow column.
+            first_word = state.split()[0].rstrip("+")
+            job = Job(job_id, first_word, "" if reason == "None" else reason)
     return job
 
 
 def cancel(job_id: str, *, signal: str = "") -> None:
-    """End a job, or with `signal` send that to its own program alone. Again changes nothing.
-
-    Raises SlurmDown.
-    """
+    """End a job; or, with the name of a `signal` such as "TERM", only send that to the job's own
+    program. Nothing happens to a job that has ended. Raises SlurmDown."""
     options = ["--batch", f"--signal={signal}"] if signal else []
     try:
         _call("scancel", *options, job_id)
@@ -157,13 +165,14 @@ def cancel(job_id: str, *, signal: str = "") -> None:
         return
 
 
-def _call(program: str, *arguments: str, stdin: str = "", error: bool = False) -> str:
-    """Run a command of Slurm and return what it printed, on its error channel too with `error`.
+def _call(program: str, *arguments: str, stdin: str = "", with_stderr: bool = False) -> str:
+    """Run a command of Slurm and return what it printed on stdout, and on stderr if `with_stderr`.
 
-    Raises SlurmDown, SlurmRefused, or FileNotFoundError where it is not installed.
+    Raises SlurmDown if the controller does not answer, SlurmRefused if the command fails for
+    another reason, FileNotFoundError if the command is not installed.
     """
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [program, *arguments],
             input=stdin,
             env=clean_variables(os.environ),
@@ -175,14 +184,16 @@ def _call(program: str, *arguments: str, stdin: str = "", error: bool = False) -
         )
     except subprocess.TimeoutExpired as timeout:
         raise SlurmDown(f"{program} did not answer within {_LIMIT_S:.0f} s") from timeout
-    if done.returncode == 0:
-        return done.stdout + (done.stderr if error else "")
-    words = " ".join(f"{done.stderr} {done.stdout}".split())[-500:]
-    if _DOWN.search(words):
-        raise SlurmDown(f"{program}: {words}")
-    raise SlurmRefused(f"{program}: {words or f'status {done.returncode}'}")
+    if process.returncode == 0:
+        return process.stdout + process.stderr if with_stderr else process.stdout
+    # In one line, and only the end of it.
+    messages = " ".join(f"{process.stderr} {process.stdout}".split())[-_MESSAGE_CHARS:]
+    if _DOWN.search(messages):
+        raise SlurmDown(f"{program}: {messages}")
+    raise SlurmRefused(f"{program}: {messages or f'status {process.returncode}'}")
 
 
 def clean_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a command of Slurm gets, and that a job inherits."""
+    """Return those environment variables that a command of Slurm gets, and that a job inherits:
+    none that would change what is submitted, such as SBATCH_PARTITION."""
     return {name: text for name, text in variables.items() if not _NOT_PASSED_ON.fullmatch(name)}

@@ -54,7 +54,7 @@ class _Message:
 
 
 def harmony(text: str, _unused_tools: Sequence[ToolSchema]) -> ParsedCalls:
-    """Read the tool calls of a reply as gpt-oss writes them, for example
+    """Read the tool calls of a reply as gpt-oss writes them (its format is called Harmony), such as
 
     `<|start|>assistant to=functions.name<|channel|>commentary json<|message|>{...}<|call|>`
 
@@ -90,7 +90,7 @@ def _call_of(message: _Message) -> ParsedCall:
 
 
 def muse(text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
-    """Read the tool calls of a reply as Muse writes them, for example
+    """Read the tool calls of a reply as models of the family Muse write them, for example
 
     ` to=name<|message|><atem:function_calls><atem:invoke name="name">...`
 

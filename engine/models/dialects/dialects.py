@@ -208,8 +208,8 @@ def _first_with_mark(source: str) -> Dialect:
 def _reads_the_call(dialect: Dialect, thoughts: reasoning.ThoughtReader, turn: str) -> bool:
     """Tell whether a dialect reads exactly the call `_CALL`, and no other, from an assistant's
     turn. `thoughts` removes the reasoning from the turn first."""
-    _, rest = thoughts.take_off(turn)
-    parsed = dialect.calls(rest, [_TOOL])
+    _thought, text_without_thought = thoughts.take_off(turn)
+    parsed = dialect.calls(text_without_thought, [_TOOL])
     calls = [(call.name, call.arguments) for call in parsed.calls]
     return calls == [(_CALL.name, _CALL.arguments)] and not parsed.faults
 

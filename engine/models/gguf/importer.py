@@ -90,7 +90,13 @@ def _empty_folder_beside(folder: Path) -> Path:
 def _write_model(
     folder: Path, values: "_Metadata", config: JsonObject, stored: list[weights.StoredTensor]
 ) -> None:
-    """Write the files of the model to `folder`; `config` is the content of its config.json."""
+    """Write the files of the model to `folder`.
+
+    Args:
+        values: the metadata of the GGUF file, which holds the tokenizer too.
+        config: the content of the model's config.json.
+        stored: the model's tensors.
+    """
     tokenizer.write(folder, values)
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", _generation_config(config, values))
@@ -141,6 +147,8 @@ class _Metadata:
     """The metadata of a GGUF file: values by their keys, such as "general.architecture"."""
 
     def __init__(self, reader: "GGUFReader") -> None:
+        """Take the metadata of the file that `reader` has opened; values are decoded when they are
+        asked for."""
         self._fields = reader.fields
 
     def get(self, key: str) -> Any:
@@ -175,8 +183,8 @@ class _Metadata:
         return default
 
     def text(self, key: str, default: str | None = None) -> str:
-        """Return the text at `key`, or `default` if there is none. Raises NotImportable if
-        `default` is None as well."""
+        """Return the text at `key`, or `default` if the file has no text there. Raises
+        NotImportable if `default` is None as well."""
         value = self.get(key)
         if isinstance(value, str):
             return value
@@ -267,7 +275,8 @@ def _head_dim(values: _Metadata, kind: str, usual: int) -> int:
 
 
 def _require_embedding_of_tokens(values: _Metadata, rows: int) -> None:
-    """Raise NotImportable if the file has more tokens than the embedding has rows."""
+    """Raise NotImportable if the file has more tokens than `rows`, the rows of its embedding
+    matrix."""
     token_count = len(values.get("tokenizer.ggml.tokens") or [])
     if token_count > rows:
         raise NotImportable(f"{token_count} tokens have {rows} rows in token_embd.weight")

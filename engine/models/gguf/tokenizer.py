@@ -25,9 +25,17 @@ class NotImportable(ValueError):
 class Values(Protocol):
     """The metadata of a GGUF file, with the methods of `importer._Metadata`."""
 
-    def get(self, key: str) -> Any: ...
-    def number(self, key: str, default: float | None = None) -> Any: ...
-    def text(self, key: str, default: str | None = None) -> str: ...
+    def get(self, key: str) -> Any:
+        """Return the value of `key`, or None if the file lacks the key."""
+        ...
+
+    def number(self, key: str, default: float | None = None) -> Any:
+        """Return the number at `key`, or `default` if the file lacks the key."""
+        ...
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """Return the text at `key`, or `default` if the file has no text there."""
+        ...
 
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"

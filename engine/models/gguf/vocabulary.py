@@ -117,8 +117,10 @@ def _merges(model: JsonObject) -> list[list[str]]:
 
 
 def _with_byte_tokens(types: list[int], tokens: list[str]) -> list[int]:
-    """Return the types of the tokens, in which tokens such as "<0x0A>" have the type of a byte."""
-    return [_BYTE if _is_byte(token) else kind for token, kind in zip(tokens, types, strict=True)]
+    """Return `types`, GGUF's types of the `tokens`, in which tokens of a single byte, such as
+    "<0x0A>", have the type of a byte instead of the one given."""
+    pairs = zip(tokens, types, strict=True)
+    return [_BYTE if _is_byte(token) else token_type for token, token_type in pairs]
 
 
 def _byte_level(state: JsonObject) -> JsonObject:
@@ -252,9 +254,9 @@ def _end_ids(folder: Path) -> list[int]:
     former names none. Returns [] if neither names any."""
     for name in ("generation_config.json", "config.json"):
         if (folder / name).is_file():
-            value = model_files.load_json(folder / name).get("eos_token_id")
-            values = value if isinstance(value, list) else [value]
-            end_ids = [value for value in values if isinstance(value, int)]  # [] for null
+            stored = model_files.load_json(folder / name).get("eos_token_id")
+            candidates = stored if isinstance(stored, list) else [stored]
+            end_ids = [end_id for end_id in candidates if isinstance(end_id, int)]  # [] for null
             if end_ids:
                 return end_ids
     return []

@@ -105,11 +105,16 @@ def _require_layers(config: JsonObject, tensors_of_layer: dict[int, set[str]]) -
     # One set of names, or two (without and with biases) if the architecture allows both.
     choices = names.LAYER_TENSORS[config["model_type"]]
     first_layer = tensors_of_layer.get(0, set())
-    # The choice that differs least from the first layer: with biases, if that layer has some.
-    wanted = min(choices, key=lambda choice: len(choice ^ first_layer))
+
+    def difference(choice: AbstractSet[str]) -> int:
+        """Count the tensors that only one of this choice and the first layer has."""
+        return len(choice ^ first_layer)
+
+    # With biases, if the first layer has some.
+    required = min(choices, key=difference)
     layers = range(config["num_hidden_layers"])
     for layer in layers:
-        _require_layer(layer, tensors_of_layer.get(layer, set()), wanted, config["model_type"])
+        _require_layer(layer, tensors_of_layer.get(layer, set()), required, config["model_type"])
     if beyond := sorted(set(tensors_of_layer) - set(layers)):
         raise NotImportable(f"it has a layer {beyond[0]} beyond its block_count")
 
@@ -201,8 +206,8 @@ def write(path: Path, stored: list[StoredTensor]) -> None:
     header = _header(stored)
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
-        for array in map(_array, stored):
-            file.write(array.tobytes())
+        for tensor in stored:
+            file.write(_array(tensor).tobytes())
         file.flush()
         os.fsync(file.fileno())
 

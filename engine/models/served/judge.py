@@ -26,6 +26,8 @@ from envs.metering.relay import Address
 
 START_S = 600.0  # seconds that a deployment may take until it answers; large weights load slowly
 _GRACE_S = 30.0  # seconds beyond that for the program itself
+_REF_CHARS = 80  # how much of a judge's reference an error quotes
+_STDERR_CHARS = 400  # how much of the program's error output an error quotes
 
 
 @dataclass(frozen=True)
@@ -55,31 +57,33 @@ class LocalJudge:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
     def least_bytes(self, device_kind: str) -> int:
-        """Bytes that it takes on a device of this kind ("cpu" or "cuda") beside a run, served by
-        our own sampler."""
+        """Return the bytes that the judge takes on a device of this kind ("cpu" or "cuda") beside a
+        run, if it is served by this project's own sampler."""
         return servers.plain_bytes(self.model.facts.params, "torch", device_kind)
 
 
 def is_local(ref: str) -> bool:
-    """Whether a reference names a model of this home as a judge, such as "model:pebble"."""
+    """Tell whether a judge's reference names a model of this home, as "model:pebble" does."""
     return ref.startswith(LOCAL)
 
 
 def local_judge(home: Home, ref: str, field: str = "env_id") -> LocalJudge:
-    """Find the model that `ref`, such as "model:pebble", names, and what stands for its weights.
+    """Find the model that `ref`, such as "model:pebble", names as a judge, and the hashes that
+    stand for its weights.
 
-    `field` is the argument that names it, for messages. Raises UserError MODEL_NOT_FOUND if there
-    is no such model or its weights are not here, and the other errors of `resolve_model`.
+    `field` is the user's argument that names the judge, for errors. Raises UserError
+    MODEL_NOT_FOUND if there is no such model or its weights are not downloaded, and the other
+    errors of `resolve_model`.
     """
     name = ref.removeprefix(LOCAL)
     try:
-        if home.viewer is not None:  # the message must not tell which files exist
+        if home.viewer is not None:  # a member of a team must not learn here which files exist
             catalog.check_in_sight(home, name)
         model = catalog.resolve_model(home, name)
     except UserError as error:
         raise UserError(
             error.code,
-            f"the judge {ref[:80]} cannot be used: {error.message}",
+            f"the judge {ref[:_REF_CHARS]} cannot be used: {error.message}",
             hint=error.hint,
             field=field,
         ) from error
@@ -87,7 +91,8 @@ def local_judge(home: Home, ref: str, field: str = "env_id") -> LocalJudge:
     if not weights:
         raise UserError(
             "MODEL_NOT_FOUND",
-            f"the judge {ref[:80]} cannot be used: the weights of {model.base_ref} are not here",
+            f"the judge {ref[:_REF_CHARS]} cannot be used: the weights of {model.base_ref} are "
+            "not here",
             hint=f"Fetch them once: `honesmith models add {model.base_ref}`.",
             field=field,
         )
@@ -95,8 +100,9 @@ def local_judge(home: Home, ref: str, field: str = "env_id") -> LocalJudge:
         return LocalJudge(ref, model.base_ref, model, weights, "")
     adapter = file_hashes(home, [model.adapter / adapters.WEIGHTS])[adapters.WEIGHTS]
     served_name = model.ref
-    if model.run_id:  # its folder is named as in step_000020
-        served_name = f"{model.run_id}@step{int(model.adapter.name.partition('_')[2])}"
+    if model.run_id:  # the adapter is a checkpoint, whose folder is named like step_000020
+        step = int(model.adapter.name.partition("_")[2])
+        served_name = f"{model.run_id}@step{step}"
     return LocalJudge(ref, served_name, model, weights, adapter)
 
 
@@ -107,15 +113,17 @@ def local_judges(home: Home, refs: Iterable[str]) -> list[LocalJudge]:
 
 
 def serve(home: Home, judge: LocalJudge, seconds: float = START_S) -> Address:
-    """Return where a deployment answers for the judge; one is started if none does.
+    """Return the address (URL and key) at which a deployment answers for the judge. A deployment is
+    started if none does.
 
-    Raises UserError DOES_NOT_FIT or DEVICE_BUSY if there is no memory for it, DEPLOY_FAILED if it
-    is not ready within `seconds`, and the other errors of a deployment.
+    A separate program does both. Its last line of output is JSON: the address, or an error with
+    its code, message and hint. Raises UserError DOES_NOT_FIT or DEVICE_BUSY if there is no memory
+    for a deployment, DEPLOY_FAILED if it is not ready within `seconds`, and its other errors.
     """
     command = [sys.executable, "-P", *programs.command("locator")]
     arguments = [str(home.root), judge.name, f"{seconds:g}"]
     try:
-        done = subprocess.run(
+        program = subprocess.run(
             [*command, *arguments],
             capture_output=True,
             text=True,
@@ -125,31 +133,35 @@ def serve(home: Home, judge: LocalJudge, seconds: float = START_S) -> Address:
         )
     except subprocess.TimeoutExpired as error:
         raise _not_served(judge, "DEPLOY_FAILED", f"not ready after {seconds:g} s", "") from error
-    reply = _last_object(done.stdout)
+    reply = _last_object(program.stdout)
     if "url" in reply:
         return Address(str(reply["url"]), str(reply["key"]))
     if "code" in reply:
         raise _not_served(judge, str(reply["code"]), str(reply["message"]), str(reply["hint"]))
-    raise _not_served(judge, "DEPLOY_FAILED", done.stderr.strip()[-400:] or "it said nothing", "")
+    reason = program.stderr.strip()[-_STDERR_CHARS:] or "it said nothing"
+    raise _not_served(judge, "DEPLOY_FAILED", reason, "")
 
 
 def _variables() -> Mapping[str, str]:
-    """The environment variables of the program: those of this process, but for the lifeline of a
-    trainer, because a deployment goes on when the trainer ends."""
+    """Return the environment variables for the program that starts a deployment: those of this
+    process without HONESMITH_LIFELINE_FD. A process with that variable ends when the trainer ends,
+    but a deployment goes on."""
     return {name: value for name, value in os.environ.items() if name != "HONESMITH_LIFELINE_FD"}
 
 
 def _last_object(text: str) -> JsonObject:
     """Return the JSON object in the last line of a text; {} if there is none."""
+    lines = text.strip().splitlines() or [""]
     try:
-        value = json.loads((text.strip().splitlines() or [""])[-1])
+        value = json.loads(lines[-1])
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
 
 
 def _not_served(judge: LocalJudge, code: str, reason: str, hint: str) -> UserError:
-    """Make the error for a judge that no deployment answers for."""
+    """Make the error for a judge that no deployment answers for. An empty `hint` stands for the
+    usual one."""
     return UserError(
         code,
         f"the judge {judge.ref} is not served: {reason}",

@@ -58,10 +58,12 @@ class LoadedModel:
         """
         if self.shards > 1:
             # The embedding and the output layer, which are one tensor in a tied model.
-            outside = self.model.vocab * self.model.hidden * (1 if self.model.tied else 2)
-            in_layers = max(0, self.model.params - outside)
-            gathered = 2 * in_layers / max(1, self.model.layers)
-            return (outside + in_layers / self.shards + gathered) * self.width
+            matrices_outside = 1 if self.model.tied else 2
+            params_outside = self.model.vocab * self.model.hidden * matrices_outside
+            params_in_layers = max(0, self.model.params - params_outside)
+            params_of_two_layers = 2 * params_in_layers / max(1, self.model.layers)
+            share_of_layers = params_in_layers / self.shards
+            return (params_outside + share_of_layers + params_of_two_layers) * self.width
         if self.quantization == "none":
             return self.model.params * self.width
         quantized = self.model.dense_params
@@ -85,8 +87,8 @@ class LoadedModel:
 
 
 def trained_adapter_bytes(loaded: LoadedModel, kind: str) -> float:
-    """Bytes of an adapter with its optimizer, if it is trained on a device of this kind (cpu or
-    cuda)."""
+    """Return the bytes of the model's adapter with its gradients and optimizer, if it is trained on
+    a device of this `kind` (cpu or cuda)."""
     is_cast = kind != "cpu" and loaded.own_forward
     bytes_per_parameter = _ADAPTER_BYTES
     if is_cast:
@@ -95,11 +97,12 @@ def trained_adapter_bytes(loaded: LoadedModel, kind: str) -> float:
 
 
 def kept_numbers_per_layer(model: ModelFacts, kind: str, length: float) -> float:
-    """Count the numbers that a layer of our own forward keeps of each token for the backward pass.
+    """Count the numbers that one layer of the project's own forward pass keeps of each token for
+    the backward pass.
 
     Args:
         kind: of the device, cpu or cuda.
-        length: tokens of a typical row.
+        length: tokens of a typical row (a training sequence).
     """
     queries = model.heads * model.head_dim
     keys = model.kv_heads * model.head_dim  # as many as values
@@ -121,10 +124,11 @@ def kept_numbers_per_layer(model: ModelFacts, kind: str, length: float) -> float
 def trained_token_bytes(
     loaded: LoadedModel, kind: str, *, recomputes: bool, length: float
 ) -> float:
-    """Peak bytes of activations for each token of a microbatch of our own forward, without the
-    logits.
+    """Estimate the peak bytes of activations for each token of a microbatch (the tokens that go
+    through the model at once) of the project's own forward pass, without the logits.
 
     Args:
+        kind: of the device, cpu or cuda.
         recomputes: whether activations are computed again in the backward pass.
         length: tokens of a typical row.
     """
@@ -142,18 +146,20 @@ def trained_token_bytes(
 
 
 def foreign_token_bytes(model: ModelFacts, *, recomputes: bool) -> float:
-    """Bytes of each token of a microbatch in the forward of transformers, its logits included. That
-    forward keeps most intermediate results, many of them in float32."""
+    """Estimate the bytes of each token of a microbatch in the forward pass of the library
+    transformers, its logits included. That pass keeps most intermediate results, many of them in
+    float32. `recomputes` says whether activations are computed again in the backward pass."""
     numbers_per_layer = 18 * model.hidden + 5 * model.intermediate
     kept_layers = 2 if recomputes else model.layers
     activation_bytes = 4 * (kept_layers * numbers_per_layer + 4 * model.hidden)
-    # Three float32 numbers per entry of the vocabulary: logits, log-softmax and gradient.
+    # Three float32 numbers (of 4 bytes) per entry of the vocabulary: logits, log-softmax, gradient.
     return activation_bytes + 12 * model.vocab
 
 
 def trained_logit_bytes(model: ModelFacts, kind: str, tokens: float) -> float:
-    """Peak bytes of the logits of a microbatch of `tokens` tokens. They are computed in chunks, so
-    only those of one chunk are in memory at a time."""
+    """Estimate the peak bytes of the logits of a microbatch of `tokens` tokens, on a device of this
+    `kind` (cpu or cuda). They are computed in chunks, so only those of one chunk are in memory at a
+    time."""
     token_bytes = 4 * model.vocab  # float32
     chunk_bytes = max(LEAST_LOGIT_ROWS * token_bytes, HEAD_BYTES[kind])
     # The logits, their log-softmax and its gradient.
@@ -161,9 +167,10 @@ def trained_logit_bytes(model: ModelFacts, kind: str, tokens: float) -> float:
 
 
 def sampled_row_bytes(loaded: LoadedModel, kind: str, length: float) -> tuple[float, float]:
-    """Bytes of a completion that is being sampled: (keys and values, logits).
+    """Estimate the bytes of one completion that is being sampled: (keys and values, logits).
 
     Args:
+        kind: of the device, cpu or cuda.
         length: tokens of the completion with its prompt.
     """
     # A cache that grows is copied layer by layer, so one layer's old and new tensors coexist.
@@ -173,8 +180,8 @@ def sampled_row_bytes(loaded: LoadedModel, kind: str, length: float) -> tuple[fl
 
 
 def overhead_bytes(kind: str, model_bytes: float) -> float:
-    """Bytes that a process takes beside `model_bytes`, the bytes of weights, adapter, activations
-    and cache: a fixed part and a share of `model_bytes`.
+    """Estimate the bytes that a process takes beside `model_bytes`, the bytes of weights, adapter,
+    activations and cache: a fixed part and a share of `model_bytes`.
 
     On a GPU the fixed part is its context with the kernels, on a CPU the interpreter with torch.
     The share is lost to fragmentation, and on a CPU also to the code that oneDNN compiles for every

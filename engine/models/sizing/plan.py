@@ -98,8 +98,8 @@ class Job:
         return replace(plan, why_not=why_not)
 
     def _least_training_bytes(self) -> float:
-        """Bytes that training takes with the smallest microbatches, which must hold the longest
-        sequence."""
+        """Estimate the bytes that training takes with the smallest microbatches, which must hold
+        the longest sequence: weights, adapters, one pass of a microbatch, and overhead."""
         tokens = max(MICRO_FLOOR, self.longest)
         pass_bytes = tokens * self._token_bytes
         if self.is_own:
@@ -162,9 +162,13 @@ class Job:
         return servers.ASLEEP_BYTES
 
     def _free_bytes(self, asleep_bytes: float) -> float:
-        """Bytes of a GPU that are free for rows or a microbatch: what weights, adapters,
-        overhead and a sleeping server (`asleep_bytes` bytes) leave. The overhead that this use adds
-        is subtracted."""
-        fixed, share = layers.OVERHEAD["cuda"]
+        """Compute the bytes of a GPU that rows or a microbatch may take: what weights, adapters,
+        overhead and a sleeping server (`asleep_bytes` bytes) leave of the memory to be filled.
+
+        The overhead of a process is a fixed part and a share of all bytes it uses; so the share of
+        the rows or the microbatch themselves is taken off too.
+        """
+        fixed_overhead, overhead_share = layers.OVERHEAD["cuda"]
         held_bytes = self.loaded.weights + self.adapters + self.other_weights
-        return (FILLED * self.memory - fixed - asleep_bytes) / (1 + share) - held_bytes
+        usable_bytes = FILLED * self.memory - fixed_overhead - asleep_bytes
+        return usable_bytes / (1 + overhead_share) - held_bytes

@@ -15,15 +15,15 @@ SERIAL_SHARE = 0.05
 # once.
 _SHARDED = {"training": 1.5, "rollouts": 4.0, "evaluation": 4.0}
 START_S = 5.0  # seconds that further processes add to the start
-MOST_EXTRA = (
-    1.25  # several devices pay if their device hours are at most so many times those of one
-)
+# Several devices pay if their device hours are at most so many times those of the fewest.
+MOST_EXTRA = 1.25
 LEAST_SAVED_S = 600.0  # seconds that further devices must save to pay
 
 
 def training_devices(devices: int, *, beside: bool) -> int:
-    """How many of a run's devices train. All do, unless some sample `beside` training: then half of
-    them train, and with an odd number the smaller half, because sampling mostly takes longer."""
+    """Return how many of a run's devices train. All do, unless some only sample while others train
+    (`beside`): then half of them train, and with an odd number the smaller half, because sampling
+    mostly takes longer."""
     if not beside or devices <= 1:
         return devices
     return max(1, devices // 2)
@@ -32,11 +32,14 @@ def training_devices(devices: int, *, beside: bool) -> int:
 def seconds_on(
     seconds: Mapping[str, float], gpus: int, *, beside: bool = False, sharded: bool = False
 ) -> dict[str, float]:
-    """Estimate the seconds of each phase on several devices, from those on one.
+    """Estimate the seconds of each phase of a run on several devices, from those on one.
 
-    If some devices only sample, `beside` training, only those seconds of the rollouts count for
-    which training has to wait. With a `sharded` base every pass moves its layers between the
-    devices.
+    Args:
+        seconds: seconds of each phase on one device, by its name ("training", "rollouts", ...).
+        beside: whether some devices only sample, beside those that train. Then the rollouts count
+            only with the seconds for which training has to wait.
+        sharded: whether the layers of the base model are cut over the devices, between which every
+            pass then has to move them.
     """
     if gpus == 1:
         return dict(seconds)
@@ -53,7 +56,12 @@ def seconds_on(
 
 def _shared_factors(gpus: int, *, beside: bool, sharded: bool) -> dict[str, float]:
     """Compute the factors that turn the seconds of each shared phase on one device into those on
-    `gpus` devices. For `beside` and `sharded` see `seconds_on`."""
+    `gpus` devices.
+
+    Args:
+        beside: whether some devices only sample, beside those that train.
+        sharded: whether the layers of the base model are cut over the devices.
+    """
     training = training_devices(gpus, beside=beside)
     sampling = gpus - training if beside else gpus
     factors = dict.fromkeys(SHARED_PHASES, _share_left(sampling))
@@ -61,12 +69,14 @@ def _shared_factors(gpus: int, *, beside: bool, sharded: bool) -> dict[str, floa
     if sharded:
         factors["training"] *= _SHARDED["training"]
         if not beside:  # otherwise a server samples, from whole weights
-            factors |= {phase: factors[phase] * _SHARDED[phase] for phase in SHARED_PHASES[1:]}
+            for phase in ("rollouts", "evaluation"):
+                factors[phase] *= _SHARDED[phase]
     return factors
 
 
 def _share_left(devices: int) -> float:
-    """The share of a phase's time on one device that the phase takes on several."""
+    """Return the time that a shared phase takes on so many devices, as a share of its time on one
+    device. A part of it (`SERIAL_SHARE`) does not get shorter."""
     return 1.0 if devices == 1 else SERIAL_SHARE + (1 - SERIAL_SHARE) / devices
 
 

@@ -7,11 +7,13 @@ MOST = 32
 
 
 def default_workers(score_s: float, waits: bool, cores: int) -> int:
-    """The default of score_workers: 1 if scoring is fast or its time is not known; else one for
-    each core, or WAITING for each core if scores are likely to wait for the network; at most MOST.
+    """Return the default of the setting score_workers, the number of processes that score at once.
+
+    It is 1 if scoring is fast or its time is not known; else one for each core, or WAITING for each
+    core if scores are likely to wait for the network; at most MOST.
 
     Args:
-        score_s: seconds that one score takes; 0 if that is not known.
+        score_s: seconds that scoring one completion takes; 0 if that is not known.
         waits: whether the environment may reach the network.
         cores: number of the machine's cores.
     """

@@ -33,7 +33,7 @@ _DEPLOYED_SEQUENCES = 4  # whole sequences that a deployment has room for, if me
 
 
 def plain_bytes(params: float, engine: str, device_kind: str) -> int:
-    """Return the bytes that a deployment takes which reserves nothing for keys and values.
+    """Return the bytes of memory that a deployment takes if it reserves none for keys and values.
 
     Args:
         params: parameters of the model.
@@ -74,19 +74,20 @@ def server_beside_training(
         ram: bytes of the machine's memory, which holds the weights while the server sleeps; 0 if
             that is not known.
     """
-    granted = memory - trainer_held - TRAINER_RESERVE
+    granted = memory - trainer_held - TRAINER_RESERVE  # bytes that the server may take
     weights = server_weights(loaded)
-    needed = weights + AWAKE_BYTES
-    row_bytes = max(1.0, length * loaded.cache_token_bytes)
-    least = needed + LEAST_ROWS * row_bytes
+    fixed = weights + AWAKE_BYTES
+    row_bytes = max(1.0, length * loaded.cache_token_bytes)  # keys and values of one sequence
+    least = fixed + LEAST_ROWS * row_bytes
     why_not = _asleep_too_large(weights, ram)
+    # Trainer and server together may also take no more than FITS of the GPU.
     if least > min(granted, FITS * memory - trainer_held):
         why_not = (
             f"vLLM holds the weights once more and needs {_gb(least)} GB for {LEAST_ROWS} "
             f"sequences of {length:.0f} tokens; training leaves {_gb(max(0.0, granted))} of "
             f"{_gb(memory)} GB"
         )
-    return ServerPlan(granted, _rows_in(granted - needed, row_bytes), why_not)
+    return ServerPlan(granted, _rows_in(granted - fixed, row_bytes), why_not)
 
 
 def _asleep_too_large(weights: float, ram: float) -> str:
@@ -111,56 +112,63 @@ def server_on_own_gpus(loaded: LoadedModel, memory: float, gpus: int, length: fl
         memory: bytes of each of the `gpus`.
         length: tokens of the longest sequence, prompt and completion together.
     """
-    granted = ALONE_SHARE * memory
-    row_bytes = max(1.0, length * loaded.cache_token_bytes)
+    granted = ALONE_SHARE * memory  # bytes of each GPU that the server may take
+    row_bytes = max(1.0, length * loaded.cache_token_bytes)  # keys and values of one sequence
     weights = server_weights(loaded)
-    gpus_per_copy = _gpus_per_copy(gpus, loaded.model.kv_heads)
-    for gpus_of_copy in gpus_per_copy:  # over how many GPUs each copy is cut
+    gpu_counts = _gpus_per_copy(gpus, loaded.model.kv_heads)
+    for gpus_of_copy in gpu_counts:  # over how many GPUs each copy is cut
         room = granted - AWAKE_BYTES - weights / gpus_of_copy  # of each GPU, for keys and values
         rows = _rows_in(room * gpus_of_copy, row_bytes)
         if rows >= LEAST_ROWS:
             return ServerPlan(granted, rows, gpus_of_model=gpus_of_copy)
-    most = gpus_per_copy[-1]
+    most_gpus = gpu_counts[-1]
     why_not = (
-        f"vLLM needs {_gb(weights / most + AWAKE_BYTES)} GB and {LEAST_ROWS} "
+        f"vLLM needs {_gb(weights / most_gpus + AWAKE_BYTES)} GB and {LEAST_ROWS} "
         f"sequences of {length:.0f} tokens on each GPU, of which it may take {_gb(granted)}"
     )
-    return ServerPlan(granted, 0, why_not, gpus_of_model=most)
+    return ServerPlan(granted, 0, why_not, gpus_of_model=most_gpus)
 
 
 def _gpus_per_copy(gpus: int, kv_heads: int) -> list[int]:
     """List the numbers of GPUs that one copy of a model can be cut over, in ascending order. vLLM
     cuts a model by its heads, and all copies over equal numbers of GPUs. So the number must divide
     both `gpus` and `kv_heads`."""
-    return [cut for cut in range(1, gpus + 1) if gpus % cut == 0 and kv_heads % cut == 0]
+    counts = range(1, gpus + 1)
+    return [count for count in counts if gpus % count == 0 and kv_heads % count == 0]
 
 
-def trainer_bytes(loaded: LoadedModel, adapter_bytes: float, others: float = 0.0) -> float:
-    """Bytes of a GPU that a trainer holds while the server samples: weights, adapters, its context,
-    and the weights of other models (`others`, such as a teacher's)."""
-    model_bytes = loaded.weights + adapter_bytes + others
+def trainer_bytes(loaded: LoadedModel, adapter_bytes: float, other_weights: float = 0.0) -> float:
+    """Estimate the bytes of a GPU that a trainer holds while the server samples: weights, adapters
+    (`adapter_bytes`), its context, and `other_weights`, the bytes of other models' weights, such as
+    a teacher's."""
+    model_bytes = loaded.weights + adapter_bytes + other_weights
     return model_bytes + overhead_bytes("cuda", model_bytes)
 
 
 def server_weights(loaded: LoadedModel) -> float:
-    """Bytes of the weights as a server holds them, which is never in 4 bits."""
+    """Return the bytes of the model's weights as a server holds them, which is never in 4 bits."""
     return float(loaded.model.params * loaded.width)
 
 
 def deployed_bytes(
     loaded: LoadedModel, length: int, memory: float, adapters: int = 4, rank: int = 64
 ) -> tuple[float, float]:
-    """Bytes that a deployment takes of a GPU of `memory` bytes: (at least, at most).
+    """Estimate the bytes that a deployment takes of a GPU of `memory` bytes: (at least, at most).
 
-    The least is for weights, slots for adapters, buffers, and one whole sequence of `length`
-    tokens. The most is for several sequences, but no more than its largest share of the GPU.
+    The least is for weights, slots for adapters, buffers, and one whole sequence. The most is for
+    several sequences, but no more than its largest share of the GPU.
+
+    Args:
+        length: tokens of a sequence, prompt and completion together.
+        adapters: number of LoRA adapters that can be loaded at once.
+        rank: the highest rank of such an adapter.
     """
     slot_bytes = loaded.model.adapter_params(rank, loaded.model.targets) * loaded.width
     fixed = server_weights(loaded) + adapters * slot_bytes + AWAKE_BYTES
-    sequence = length * loaded.cache_token_bytes
+    sequence_bytes = length * loaded.cache_token_bytes
     # 10 % more, for other memory that vLLM counts against its share.
-    least = 1.1 * fixed + sequence
-    wished = 1.1 * fixed + _DEPLOYED_SEQUENCES * sequence
+    least = 1.1 * fixed + sequence_bytes
+    wished = 1.1 * fixed + _DEPLOYED_SEQUENCES * sequence_bytes
     return least, max(least, min(wished, ALONE_SHARE * memory))
 
 

@@ -63,13 +63,13 @@ def test_replayed_rows_are_trained_beside_the_others_and_their_questions_asked_o
     assert added == pytest.approx(plain.settings.steps * six.train_operations)
     # As many questions as leave enough right answers, at 70 % right.
     questions = plain.settings.steps * 6 / 0.7
-    assert kept.own_answers() == (pytest.approx(questions), skills)
+    assert kept.practice_questions() == (pytest.approx(questions), skills)
     asked = flops.rollouts(kept.sampling, prompts=questions, rows=questions, episode=skills)
     more = run_work.evaluation_work(kept, "low").decode_steps
     more -= run_work.evaluation_work(plain, "low").decode_steps
     assert more == pytest.approx(asked.decode_steps)
     long = replace(kept, settings=kept.settings.model_copy(update={"steps": 10_000}))
-    assert long.own_answers()[0] == PEBBLE_SKILLS.practice
+    assert long.practice_questions()[0] == PEBBLE_SKILLS.practice
     assert memory.memory(kept).activations >= memory.memory(plain).activations
     # Rows of an environment come in the place of half of them, and are counted alike.
     named = replace(kept, settings=kept.settings.model_copy(update={"keep_env": "other@1"}))
@@ -90,7 +90,7 @@ def test_grpo_trains_replayed_rows_beside_its_completions() -> None:
     added = run_work.train_work(kept, "likely").train_operations
     added -= run_work.train_work(plain, "likely").train_operations
     assert added == pytest.approx(20 * eight.train_operations)
-    assert kept.own_answers() == (pytest.approx(20 * 8 / 0.7), skills)
+    assert kept.practice_questions() == (pytest.approx(20 * 8 / 0.7), skills)
 
 
 SUMS = replace(ENV, lengths=(RowLengths(60, 90, ((60, 90),)),) * 40)

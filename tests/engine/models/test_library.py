@@ -94,7 +94,7 @@ def test_an_import_that_is_killed_leaves_nothing_and_the_next_one_succeeds(
     file = gguf_files.write_random(tmp_path / "x.gguf", facts=facts)
     process = asks(home, file)
     importer = _importer_of(file)
-    whole = library.imported(home, file)
+    whole = library.import_folder(home, file)
     while moment and process.poll() is None and not _being_written(whole, moment).exists():
         pass
     with contextlib.suppress(psutil.NoSuchProcess):  # it was quicker

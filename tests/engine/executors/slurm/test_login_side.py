@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.core.files import read_json, write_json
-from engine.executors.cluster.place import Place, of_job, places
+from engine.executors.cluster.place import Place, place_of_job, places
 from engine.executors.slurm import commands, login_side
 from engine.executors.slurm.commands import Job, SlurmDown
 
@@ -261,9 +261,9 @@ def test_jobs_of_this_home_are_listed_with_and_without_a_folder(place, slurm):
 
 def test_a_job_is_known_by_its_name(tmp_path: Path):
     place = Place(tmp_path, HOME_ID, "a-b-12", 3)
-    assert of_job(tmp_path, HOME_ID, place.job_name) == place
+    assert place_of_job(tmp_path, HOME_ID, place.job_name) == place
     for name in ("hs-0a1b2c-", "hs-0a1b2c-check", "x", "hs-0a1b2c-a-1-x"):
-        assert of_job(tmp_path, HOME_ID, name) is None
+        assert place_of_job(tmp_path, HOME_ID, name) is None
 
 
 def test_nothing_is_known_of_a_launch_that_was_never_put_there(tmp_path: Path, slurm):
