@@ -59,8 +59,9 @@ def address_of(handle: object) -> Address | None:
     except ValueError:
         return None
     user = state.get("docker_user")
-    is_user = isinstance(user, str) and _USER.fullmatch(user) is not None
-    return Address(ip, port, user if is_user else "")
+    if not isinstance(user, str) or _USER.fullmatch(user) is None:
+        user = ""
+    return Address(ip, port, user)
 
 
 # On the stack: pickle's MARK, below which lie the items of a container. In `_VALUES`: the value is

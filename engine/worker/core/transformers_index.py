@@ -59,9 +59,9 @@ class _Loader(importlib.machinery.SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         """Run the module's code, then replace its FUNCTION by one that uses the kept list."""
         super().exec_module(module)
-        make_structure: Any = getattr(module, FUNCTION, None)
+        make_structure: Callable[..., Structure] | None = getattr(module, FUNCTION, None)
         models = Path(self.path).parents[1] / MODELS
-        if callable(make_structure) and models.parents[1].name in INSTALLED:
+        if make_structure is not None and models.parents[1].name in INSTALLED:
             setattr(module, FUNCTION, _with_kept_list(make_structure, models))
 
 
