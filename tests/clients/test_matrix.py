@@ -109,8 +109,17 @@ async def answered(client: Client, tool: str, **arguments: Any) -> dict[str, Any
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("era", [OLD, NEW])
+@pytest.mark.parametrize(
+    ("transport", "era"),
+    [
+        pytest.param("memory", OLD),
+        pytest.param("memory", NEW),
+        pytest.param("stdio", OLD),
+        pytest.param("http", NEW),
+        pytest.param("stdio", NEW, marks=pytest.mark.long),
+        pytest.param("http", OLD, marks=pytest.mark.long),
+    ],
+)
 async def test_a_client_gets_the_same_whichever_way_it_comes(project, transport: str, era: str):
     write_env(project.folder)
     async with connected(transport, era, project) as client:

@@ -24,13 +24,13 @@ from engine.records.settings import SCHEMAS
 from playbook import sections
 
 # Thresholds were settled on seeds below 2,000 and are frozen; these are others. `make test` takes
-# five of them, `make evidence` thirty-five more.
+# three of them, `make evidence` thirty-five more.
 SEEDS = [
-    pytest.param(range(2000, 2005), id="five"),
+    pytest.param(range(2000, 2003), id="three"),
     pytest.param(range(2005, 2040), id="thirty-five", marks=pytest.mark.evidence),
 ]
 EIGHT_SEEDS = [
-    pytest.param(range(2001, 2005), id="four"),
+    pytest.param(range(2001, 2003), id="two"),
     pytest.param(range(2001, 2009), id="eight", marks=pytest.mark.evidence),
 ]
 RECALL = 0.9
@@ -166,7 +166,7 @@ def test_pay_for_part_of_the_way_is_no_exploit():
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_a_finding_has_numbers_one_lever_and_a_section_that_exists(trouble: str):
-    for seed in range(2000, 2004):
+    for seed in range(2000, 2002):
         run = TROUBLES[trouble](seed)
         found = [finding for finding in find_all(run.facts()) if finding.id == trouble]
         if not found:
