@@ -159,6 +159,30 @@ def too_short(seed: int) -> Simulated:
     return run
 
 
+def memorised_rows(seed: int) -> Simulated:
+    """Few rows, seen often: their loss goes to nothing, the held-out loss comes to rest."""
+    rng = random.Random(f"memorised {seed}")
+    run = sft("memorised_rows", seed, scored=True)
+    start, rest, end = rng.uniform(1.0, 2.0), rng.uniform(0.08, 0.5), rng.uniform(0.1, 0.4)
+    last = run.lines[-1]["step"]
+    run.rows = {"rows": 16 * last // rng.randint(6, 20), "truncated": 0, "dropped": 0}
+    for line in run.lines:
+        way = line["step"] / last
+        rows = rest / rng.uniform(7, 12)
+        if "loss" in line:
+            line["loss"] = (rows + (start - rows) * math.exp(-14 * way)) * math.exp(
+                rng.gauss(0, 0.1)
+            )
+        if "heldout_loss" in line:
+            noise = rng.gauss(1, 0.003)
+            line["heldout_loss"] = (rest + (start - rest) * math.exp(-14 * way)) * noise
+            skill = end * (1 - math.exp(-14 * way))
+            line["heldout_success"] = sum(rng.random() < skill for _ in range(200)) / 200
+            examined(run, line["step"], line["heldout_success"])
+    run.verdict = judged(rng, 0.0, end, 200)
+    return run
+
+
 def forgetting(seed: int) -> Simulated:
     run = healthy(seed)
     rng = random.Random(f"forgetting {seed}")
@@ -503,6 +527,7 @@ TROUBLES: dict[str, Callable[[int], Simulated]] = {
         below_start,
         overfitting,
         too_short,
+        memorised_rows,
         forgetting,
         no_update,
         unstable,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from engine.evidence.detect import answers, groups, learning, scoring, setbacks
+from engine.evidence.detect import answers, groups, learning, memorisation, scoring, setbacks
 from engine.evidence.detect.findings import Finding, ranked
 from engine.evidence.detect.views import Facts, View
 from engine.evidence.stats import thresholds as limits
@@ -61,6 +61,7 @@ _CAUSES_OF_NOT_LEARNING = frozenset(
         "uniform_groups",
         "too_hard",
         "too_short",
+        "memorised_rows",
     }
 )
 _VIEW_ATTRIBUTES = frozenset(View.__dataclass_fields__)
@@ -137,6 +138,13 @@ DETECTORS = (
     Detector("reward_hacking", scoring.reward_hacking, reads=("reward_mean",)),
     Detector("overfitting", learning.overfitting, ROW_ALGORITHMS, ("heldout_loss",)),
     Detector("too_short", learning.too_short, ("sft",), ("heldout_loss",), live=False),
+    Detector(
+        "memorised_rows",
+        memorisation.memorised_rows,
+        ("sft",),
+        ("heldout_success", "heldout_loss"),
+        live=False,
+    ),
     Detector("forgetting", setbacks.forgetting, _TRAINERS, ("kept",), live=False),
     Detector("no_update", learning.no_update, _TRAINERS, ("lr",)),
     Detector("unstable", learning.unstable, _TRAINERS, ("grad_norm",)),

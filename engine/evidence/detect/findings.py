@@ -39,6 +39,7 @@ ORDER = (
     "solved",
     "entropy_collapse",
     "too_short",
+    "memorised_rows",
     "forgetting",
     "slow_reward",
     "underpowered",

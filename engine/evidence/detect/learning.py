@@ -128,7 +128,7 @@ def _overfitting_lever(facts: Facts, best_step: int) -> Lever:
     If that is step 0, the start, the advice is a lower learning rate, or more rows if the run saw
     its rows very often.
     """
-    if best_step == 0 and _passes_over_rows(facts) >= limits.MANY_PASSES:
+    if best_step == 0 and facts.passes_over_rows >= limits.MANY_PASSES:
         return edit_lever(
             "more different rows, or fewer passes: no step made held-out rows likelier"
         )
@@ -137,15 +137,6 @@ def _overfitting_lever(facts: Facts, best_step: int) -> Lever:
         return lower_rate_lever(facts.settings.learning_rate, divisor=3, why=reason)
     reason = "fewer passes; more rows if there are any"
     return setting_lever("steps", now=facts.settings.steps, to=best_step, why=reason)
-
-
-def _passes_over_rows(facts: Facts) -> float:
-    """How often the run saw each of its training rows; 0.0 if that is not known."""
-    batch_size, steps = facts.settings.batch_size, facts.settings.steps
-    row_count = facts.training_rows.rows
-    if not batch_size or not steps or not row_count:
-        return 0.0
-    return steps * batch_size / row_count
 
 
 def _success_rose(facts: Facts, from_step: int, to_step: int) -> bool:

@@ -226,6 +226,14 @@ class Facts:
         return last_step < planned_steps / 2
 
     @property
+    def passes_over_rows(self) -> float:
+        """How often the run saw each of its training rows; 0.0 if that is not known."""
+        batch_size, steps = self.settings.batch_size, self.settings.steps
+        if not batch_size or not steps or not self.training_rows.rows:
+            return 0.0
+        return steps * batch_size / self.training_rows.rows
+
+    @property
     def last_answers(self) -> View | None:
         """The last held-out answers, or those of an evaluation run; None if there are none."""
         if self.exam is not None:
