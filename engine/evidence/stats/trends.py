@@ -86,14 +86,17 @@ def change_between(early: Sequence[float], late: Sequence[float]) -> Trend:
 def level_if_lasting(values: Sequence[float], limit: float) -> float | None:
     """The recent mean of a share of bad answers, if it is above `limit` and not falling by itself.
 
-    `values` has one share for each step. Returns None if there are too few, if the mean is at most
-    `limit`, and if it clearly falls and is not so high (`URGENT_SHARE`) that waiting is too costly.
+    `values` has one share for each step. Returns None if there are too few, if the mean is less
+    than its standard error above `limit`, and if it clearly falls and is not so high
+    (`URGENT_SHARE`) that waiting is too costly.
     """
     recent = recent_values(values)
     if not recent:
         return None
     level = mean(recent)
-    if level <= limit:
+    # A run is tested after every step: a share at the limit would pass it by chance at some step.
+    standard_error = statistics.stdev(recent) / math.sqrt(len(recent))
+    if level - standard_error <= limit:
         return None
     if level <= limits.URGENT_SHARE and _clearly_falls(values, recent):
         return None
