@@ -32,7 +32,7 @@ def cached(name: str) -> Any:
 
 
 def answers_of(lengths: Sequence[int]) -> Any:
-    """In place of `Ending.take`: how long the answer to each prompt is."""
+    """In place of `Ending.append_token`: how long the answer to each prompt is."""
 
     def take(_: Ending, row: Row, token: int, logprob: float) -> bool:
         row.ids.append(token)
@@ -62,7 +62,7 @@ def test_an_answer_is_the_same_whoever_joins_it(name: str, monkeypatch: pytest.M
     lengths = [40, 3, 17, 1, 28, 5, 9, 33, 2]
     prompts = [[3 + (7 * n + i) % 30 for i in range(2 + 5 * n % 11)] for n in range(9)]
     sampler = network.sampler(SamplerNeeds(0, [], lambda ids: "", max_rows=3))
-    monkeypatch.setattr(Ending, "take", answers_of(lengths))
+    monkeypatch.setattr(Ending, "append_token", answers_of(lengths))
     ended: list[int] = []
     params = SamplingParams(max(lengths), 1.0, seed=2)
     groups = sampler.generate(prompts, 1, params, lambda prompt, *_: ended.append(prompt))
@@ -79,7 +79,7 @@ def test_a_long_answer_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPat
     network = HubNetwork(cached("gemma3-text"), VOCAB, "asked for")
     sampler = network.sampler(SamplerNeeds(0, [], lambda ids: "", max_rows=4))
     passes = count_passes(network, monkeypatch)
-    monkeypatch.setattr(Ending, "take", answers_of([60] + [5] * 24))
+    monkeypatch.setattr(Ending, "append_token", answers_of([60] + [5] * 24))
     groups = sampler.generate([[5, 6, 7]] * 25, 1, SamplingParams(60, 1.0, seed=2))
     assert [len(answer.ids) for (answer,) in groups] == [60, *[5] * 24]
     # 59 steps of the long one, and eight times three prompts that are read.
@@ -92,7 +92,7 @@ def test_columns_that_nobody_sees_are_dropped(monkeypatch: pytest.MonkeyPatch) -
     network = HubNetwork(cached("gemma3-text"), VOCAB, "asked for")
     sampler = network.sampler(SamplerNeeds(0, [], lambda ids: "", max_rows=2))
     passes = count_passes(network, monkeypatch)
-    monkeypatch.setattr(Ending, "take", answers_of([12 + n % 2 for n in range(40)]))
+    monkeypatch.setattr(Ending, "append_token", answers_of([12 + n % 2 for n in range(40)]))
     sampler.generate([[5, 6, 7]] * 40, 1, SamplingParams(13, 1.0, seed=2))
     assert len(passes) > 200
     assert max(columns for _, columns in passes) <= 2 * (3 + 13)
