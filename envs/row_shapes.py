@@ -336,9 +336,9 @@ def _common_start(chosen: list[Message], rejected: list[Message]) -> list[Messag
     Assistant messages at the end of this common part belong to the answers and are left out. Raises
     ValueError if nothing remains, because then the prompt is missing.
     """
-    shorter = min(len(chosen), len(rejected))
+    shorter_length = min(len(chosen), len(rejected))
     count = 0  # how many messages the prompt has
-    while count < shorter and chosen[count] == rejected[count]:
+    while count < shorter_length and chosen[count] == rejected[count]:
         count += 1
     while count and chosen[count - 1].role == "assistant":  # the prompt ends before an answer
         count -= 1

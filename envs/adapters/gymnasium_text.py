@@ -111,9 +111,8 @@ class GymnasiumText(MultiTurnEnv):
         env, observation = self._reset_environment(seed)
         first_observation = self._observation_text(env, observation)
         env.close()
-        prompt = "\n\n".join(
-            part for part in (self.options.instructions, first_observation) if part
-        )
+        parts = (self.options.instructions, first_observation)
+        prompt = "\n\n".join(part for part in parts if part)
         return Task(f"{self.options.env}-{seed}", prompt, metadata={"seed": seed})
 
     def _reset_environment(self, seed: int) -> tuple[Any, Any]:

@@ -123,9 +123,8 @@ class OpenEnv(MultiTurnEnv):
         client, observation = self._reset_session(seed)
         client.close()
         first_observation = self._observation_text(observation)
-        prompt = "\n\n".join(
-            part for part in (self.options.instructions, first_observation) if part
-        )
+        parts = (self.options.instructions, first_observation)
+        prompt = "\n\n".join(part for part in parts if part)
         return Task(f"seed-{seed}", prompt, metadata={"seed": seed})
 
     def _reset_session(self, seed: int) -> tuple[Any, Any]:

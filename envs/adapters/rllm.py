@@ -154,7 +154,7 @@ def _score_of(result: Any) -> Score:
     if isinstance(result, tuple):
         reward, is_correct = result
         return Score(float(reward), success=bool(is_correct))
-    if isinstance(result, Mapping):
+    if isinstance(result, Mapping):  # with the keys of an EvalOutput
         signals = dict(result.get("signals") or {})
         reward = float(result.get("reward", 0.0))
         return Score(reward, bool(result.get("is_correct", reward >= 1.0)), signals)

@@ -55,8 +55,8 @@ def score_again(
         start_process: starts a process that has scored nothing yet; called a second time if rewards
             differ. It may raise EnvProblem, which becomes the `why` of the result.
         time_is_up: returns True once no further answers should be scored.
-        clock: returns the time in seconds; the third process may use `THIRD_S` seconds, even after
-            `time_is_up`.
+        clock: returns the time in seconds; the third process may use THIRD_S (5) seconds, even
+            after `time_is_up`.
     """
     progress = _Progress()
     stop_reason = ""
@@ -254,17 +254,17 @@ def _ask_third_process(
 ) -> None:
     """Score changed answers with a third process and mark each as confirmed or wavering.
 
-    - confirmed: the third process gave the second reward `TIMES` times
+    - confirmed: the third process gave the second reward TIMES (3) times
     - wavering: it gave another reward before that
     - neither: scoring failed or the time was up before that, or the second score had failed
     """
     # Answers whose second score failed are left out: another failure would confirm nothing.
-    scored = [item for item in changed if not item.failed]
-    if not scored:
+    with_two_rewards = [item for item in changed if not item.failed]
+    if not with_two_rewards:
         return
     process = start_process()
     began = clock()
-    for item in scored:
+    for item in with_two_rewards:
         agreements = 0
         while agreements < TIMES and clock() - began <= THIRD_S:
             third = item.answer.score(process)

@@ -86,8 +86,8 @@ def audit(
         kind: the environment's kind: single, multi (multi-turn), command (a program earns the
             rewards) or sft (no scorer). For the last two nothing is scored.
         seed: seed of the random choices.
-        budget_s: seconds for the audit. `LEAST_ROWS` rows are scored even if that takes longer, up
-            to `OVERRUN` times as long.
+        budget_s: seconds for the audit. LEAST_ROWS (3) rows are scored even if that takes longer,
+            up to OVERRUN (3) times as long.
         clock: returns the time in seconds.
         fresh: starts a scorer that has scored nothing yet, to score a sample of the answers again.
             It may be called twice, and may raise EnvProblem. None leaves this check out.
@@ -131,11 +131,12 @@ class _Budget:
         return self.seconds_used() > self._seconds
 
     def is_overrun(self) -> bool:
-        """Whether the hard limit is exceeded too."""
+        """Whether the hard limit, three times the time limit, is exceeded too."""
         return self.seconds_used() > OVERRUN * self._seconds
 
     def allows_row(self, rows_scored: int) -> bool:
-        """Whether one more row may be scored after `rows_scored` rows."""
+        """Whether one more row may be scored after `rows_scored` rows: within the time limit, or if
+        they are fewer than LEAST_ROWS (3), within the hard limit."""
         if not self.is_over():
             return True
         return rows_scored < LEAST_ROWS and not self.is_overrun()
@@ -171,7 +172,7 @@ def _score_rows(
 ) -> list[_FirstScore]:
     """Score the probes of the rows, in random order, until the time is up.
 
-    `kind` is that of the environment, single or multi. Returns the first scores of up to `AGAIN`
+    `kind` is that of the environment, single or multi. Returns the first scores of up to AGAIN (12)
     answers, one per row, so that the caller can score these answers once more at the end.
     """
     order = rng.sample(range(len(rows)), len(rows))

@@ -199,7 +199,8 @@ class _Host:
         row: Reply = {"index": index}
         try:
             scoring = self.env.score(Task.from_row(task), text)  # type: ignore[attr-defined]
-            row["value"] = _score_reply(await asyncio.wait_for(scoring, request["seconds"]))
+            returned = await asyncio.wait_for(scoring, request["seconds"])
+            row["value"] = _score_reply(returned)
         except TimeoutError:
             message = f"score() did not answer within {request['seconds']:g} s"
             row |= {"error": message, "timed_out": True}
@@ -254,7 +255,7 @@ class _Host:
 
         Raises BadReturn if step() did not return a list of messages.
         """
-        _, state = self.episodes[request["episode"]]
+        _task, state = self.episodes[request["episode"]]
         messages = self._multi_turn_env().step(state, Message.from_dict(request["message"]))
         return None if messages is None else _checked_messages(messages)
 

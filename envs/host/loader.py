@@ -255,7 +255,8 @@ def error_place(error: BaseException, folder: Path) -> tuple[str, int]:
 
 
 def explain(error: BaseException) -> str:
-    """Return an exception as one line of at most ERROR_CHARS, e.g. "ValueError: no such row"."""
+    """Return an exception as one line of at most ERROR_CHARS (500) characters, e.g. "ValueError: no
+    such row"."""
     text = str(error).strip().replace("\n", " ")
     if isinstance(error, SyntaxError):
         text = error.msg or text  # str() adds file and line, which the caller reports separately
@@ -338,9 +339,11 @@ def _params_hint(params: JsonObject, accepted_names: list[str]) -> str:
     `params` are the [params] of environment.toml, `accepted_names` the parameters of
     load_environment().
     """
+    suggestion = ""
     unknown = [name for name in params if name not in accepted_names]
-    similar = difflib.get_close_matches(unknown[0], accepted_names, n=1) if unknown else []
-    suggestion = f" Did you mean {similar[0]}?" if similar else ""
+    if unknown:
+        similar = difflib.get_close_matches(unknown[0], accepted_names, n=1)
+        suggestion = f" Did you mean {similar[0]}?" if similar else ""
     accepted = f"It accepts: {', '.join(accepted_names) or 'none'}."
     return f"{accepted}{suggestion} Edit [params] in environment.toml."
 
@@ -566,9 +569,10 @@ def _problem_at(source: Any, folder: Path, message: str, hint: str) -> EnvProble
 
 def _line_of_definition(source: Any) -> int:
     """Return the line where a function or class is defined; 0 if unknown."""
-    code = getattr(inspect.unwrap(source), "__code__", None) if callable(source) else None
-    if code is not None:
-        return code.co_firstlineno
+    if callable(source):
+        code = getattr(inspect.unwrap(source), "__code__", None)  # without its decorators
+        if code is not None:
+            return code.co_firstlineno
     try:  # a class has no code object of its own
         _, first_line = inspect.getsourcelines(source)
         return first_line

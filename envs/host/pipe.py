@@ -286,7 +286,8 @@ class Pipe:
         return reply.get("value")
 
     def _read_reply(self, request_id: int, max_bytes: int, limit: _TimeLimit) -> Reply:
-        """Return the next message. Raises Fault unless it answers the request `request_id`."""
+        """Return the next message, of at most `max_bytes`, and count the judge calls that it tells.
+        Raises Fault unless it answers the request `request_id`."""
         reply = self._read_message(max_bytes, limit)
         if reply.get("id") != request_id:
             raise Fault(f"{limit.call_name} answered out of turn")
@@ -307,7 +308,7 @@ class Pipe:
         """End the parent process and everything it started; remove the private folder.
 
         When the lifeline closes, the parent kills the sandboxed processes and exits. If it has not
-        exited after CLOSE_SECONDS, its process group is killed.
+        exited after CLOSE_SECONDS (8), its process group is killed.
         """
         self.close_lifeline()
         for fd in (self.requests, self.replies):

@@ -587,10 +587,10 @@ def _children_by_parent() -> dict[int, list[int]]:
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():  # the folder of a process
             with contextlib.suppress(OSError):  # the process has ended meanwhile
-                stat = Path(entry.path, "stat").read_bytes()
-                # The line is "pid (name) state parent ...", and the name may hold any character.
-                parent = int(stat.rpartition(b")")[2].split()[1])
-                children.setdefault(parent, []).append(int(entry.name))
+                line = Path(entry.path, "stat").read_bytes()
+                # It is "pid (name) state parent ...", and the name may hold any character.
+                _state, parent, *_ = line.rpartition(b")")[2].split()
+                children.setdefault(int(parent), []).append(int(entry.name))
     return children
 
 

@@ -54,24 +54,25 @@ def _kind_of_value(field: Any) -> type:
     return dict if field.default_factory is dict else str
 
 
-def _checked_option(adapter: Adapter, name: str, kind: type) -> Any:
-    """Return the value of the option `name`. Raises EnvProblem ENV_INVALID unless it has the type
-    `kind`."""
+def _checked_option(adapter: Adapter, name: str, expected_type: type) -> Any:
+    """Return the value of the adapter's option `name`, a list as a tuple. Raises EnvProblem
+    ENV_INVALID unless it has the expected type."""
     value = adapter.options[name]
-    if not _fits(value, kind):
-        raise _problem(f"{name} is {_WORDS[kind]}, got {value!r:.80}", adapter, [])
+    if not _has_type(value, expected_type):
+        raise _problem(f"{name} is {_WORDS[expected_type]}, got {value!r:.80}", adapter, [])
     return tuple(value) if isinstance(value, list) else value
 
 
-def _fits(value: Any, kind: type) -> bool:
-    """Whether a TOML value has the type `kind` and, if it is a number, is not negative."""
+def _has_type(value: Any, expected_type: type) -> bool:
+    """Whether a TOML value has the type and, if it is a number, is not negative. The type tuple
+    stands for a list of texts."""
     if isinstance(value, bool):  # a bool is an int in Python
-        return kind is bool
-    if kind is tuple:
+        return expected_type is bool
+    if expected_type is tuple:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
-    if kind in (int, float):  # a whole number is a number too
-        return isinstance(value, int | kind) and value >= 0
-    return isinstance(value, kind)
+    if expected_type in (int, float):  # a whole number is a number too
+        return isinstance(value, int | expected_type) and value >= 0
+    return isinstance(value, expected_type)
 
 
 def _problem(message: str, adapter: Adapter, allowed: list[str]) -> EnvProblem:

@@ -89,7 +89,7 @@ class EvalOutput:
     metadata: JsonObject = field(default_factory=dict)
 
 
-def evaluator(function: Callable[..., Any] | None = None, **_: Any) -> Any:
+def evaluator(function: Callable[..., Any] | None = None, **_options: Any) -> Any:
     """Stand in for rLLM's decorator of evaluators: return the function unchanged.
 
     It is used as `@evaluator`, or with arguments, which are ignored, as `@evaluator(name="x")`; the

@@ -125,7 +125,7 @@ class Seat:
         self.play = play
         self.name = name
         self.config = config
-        self.trainable = True
+        self.trainable = True  # agents of verifiers have this attribute
 
     async def run(self, task: Any, *, on_trace: Any = None, **borrowed: Any) -> Any:
         """Have the model answer the prompt of `task` once; return the scored trace.

@@ -29,9 +29,9 @@ class Mathematics(SingleTurnEnv):
     def score(self, task: Task, completion: str) -> Score:
         """Return 1 for the right expression, else 0. The metric `boxed` is 1 if the answer has a
         box."""
-        right = float(same_expression(final_answer(completion), task.metadata["expression"]))
-        boxed = float("\\boxed{" in completion)
-        return Score(right, success=right == 1.0, metrics={"boxed": boxed})
+        is_right = same_expression(final_answer(completion), task.metadata["expression"])
+        has_box = "\\boxed{" in completion
+        return Score(float(is_right), success=is_right, metrics={"boxed": float(has_box)})
 
 
 def task_of(row: dict, task_id: str, split: str | None) -> Task:
