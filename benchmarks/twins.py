@@ -7,6 +7,10 @@ its template with everything else drawn anew. Recall is the share of planted twi
 named, false alarms the share of the other tasks that are. Sources are three generators (their
 paraphrases are templates written twice) and families of reasoning-gym (paraphrased by `reworded`).
 
+Rows of a family that are one task by what the family says it made them of (`3 * 4` and `4 * 3`, one
+story with other names) are drawn once: they are twins, and nobody planted them. A paraphrase keeps
+what a task is about: its quotations and the words of its answer.
+
 - `apart`: held-out tasks and training rows have no template in common but for the twins.
 - `one source`: both are drawn from the same templates. Twins by numbers or template are the source
   itself there, so nothing of these two kinds may be named; paraphrases are planted as well.
@@ -27,6 +31,8 @@ from engine.evidence.overlap.twins import TWIN_KINDS, find_twins
 
 PLANTED_EVERY = 5
 _NUMBER = re.compile(r"\d+")
+_WORD = re.compile(r"[A-Za-z]+")
+_QUOTATION_OR_WORD = re.compile(r'"[^"]*"|[A-Za-z]+')
 FAMILIES = (  # asked in words, or as data behind a frame
     "aiw basic_arithmetic calendar_arithmetic chain_sum coin_flip count_primes "
     "course_schedule dice family_relationships gcd group_anagrams gsm_symbolic knights_knaves lcm "
@@ -188,19 +194,61 @@ def _items(family: str, count: int, rng: random.Random) -> list[Item]:
     """`count` different rows of a family, or as many as it has."""
     gym = importlib.import_module("reasoning_gym")
     dataset = gym.create_dataset(family, size=count, seed=rng.randrange(1 << 30))
-    items = []
+    items: dict[object, Item] = {}
     for entry in dataset:
         variables = entry["metadata"].get("variables") or {}
         template = hash(tuple(sorted(variables)))
-        items.append(Item(entry["question"], str(entry["answer"] or ""), template))
-    return _different(items)
+        item = Item(entry["question"], str(entry["answer"] or ""), template)
+        items.setdefault(_task_of(family, entry), item)
+    different = _different(list(items.values()))
+    return _without_windows_of_one_text(different) if family == "letter_counting" else different
+
+
+def _without_windows_of_one_text(items: Sequence[Item]) -> list[Item]:
+    """The items but those that share three words in a row with an earlier one: all are windows of
+    one book, and two that overlap ask nearly the same."""
+    kept: list[Item] = []
+    seen: set[tuple[str, ...]] = set()
+    for item in items:
+        words = _WORD.findall(item.question.partition(": ")[2])
+        runs = set(zip(words, words[1:], words[2:], strict=False))
+        if not runs & seen:
+            kept.append(item)
+            seen |= runs
+    return kept
+
+
+def _task_of(family: str, entry: Mapping[str, Any]) -> object:
+    """What is equal for two rows that are one task, by what the family says it made them of."""
+    made_of = entry["metadata"]
+    if family in ("gcd", "lcm"):
+        return tuple(sorted(made_of["numbers"]))
+    if family == "products":
+        return tuple(sorted(made_of["expression"].split(" * ")))
+    if family == "basic_arithmetic" and not set("-/()") & set(made_of["expression"]):
+        products = made_of["expression"].split(" + ")
+        return tuple(sorted(tuple(sorted(product.split(" * "))) for product in products))
+    if family == "coin_flip":
+        trials, heads = made_of["num_trials"], made_of["k_heads"]
+        is_all = trials == heads  # at least all of them are exactly all of them
+        return trials, heads, "exact" if is_all else made_of["problem_type"]
+    if family == "gsm_symbolic":  # a story is told by its variables; names and things may differ
+        numbers = [value for value in made_of["variables"].values() if _NUMBER.search(str(value))]
+        return tuple(sorted(made_of["variables"])), tuple(map(str, numbers)), entry["answer"]
+    if family == "calendar_arithmetic" and not made_of["task"].startswith("count"):
+        return tuple(
+            (name, str(value))
+            for name, value in sorted(made_of.items())
+            if name not in ("source_index", "difficulty")
+        )
+    return entry["question"]
 
 
 def _of_family(family: str, kind: str, rng: random.Random, exam: int, rows: int) -> Drawn:
     both = _items(family, exam + rows, rng)
     tasks, train = both[: len(both) // 5], both[len(both) // 5 :]
     places = _places(tasks) if kind != "none" else []
-    twins = {n: Item(reworded(tasks[n].question, rng), tasks[n].answer) for n in places}
+    twins = {n: Item(reworded(tasks[n], rng), tasks[n].answer) for n in places}
     return _drawn(tasks, train, twins, kind)
 
 
@@ -265,17 +313,20 @@ def _families_apart(rng: random.Random, exam: int, rows: int) -> Drawn:
     return _drawn(tasks, train, twins, "template")
 
 
-def reworded(question: str, rng: random.Random) -> str:
-    """A question in other words: another frame, and every word that has a synonym replaced."""
+def reworded(item: Item, rng: random.Random) -> str:
+    """The question of an item in other words: another frame, and every word that has a synonym
+    replaced, outside quotations and but for the words of the answer, which the task is about."""
+    of_answer = set(_WORD.findall(item.answer.lower()))
 
-    def synonym(found: re.Match[str]) -> str:
-        word = found.group()
+    def synonym(match: re.Match[str]) -> str:
+        """The match itself if it is a quotation, else its synonym where it has one."""
+        word = match.group()
         other = SYNONYMS.get(word.lower())
-        if other is None:
+        if other is None or word.lower() in of_answer:
             return word
         return other.capitalize() if word[0].isupper() else other
 
-    return rng.choice(FRAMES).format(re.sub(r"[A-Za-z]+", synonym, question))
+    return rng.choice(FRAMES).format(_QUOTATION_OR_WORD.sub(synonym, item.question))
 
 
 # --- shared ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from functools import cached_property
 from engine.evidence.overlap.words import tokens_of
 
 _STEM_CHARS = 5  # "buy" and "buys", "apple" and "apples" are one word
+_CODE_LETTERS = 0.6  # different letters of a code at most, as a part of its length
 
 _GRAMMAR = frozenset(
     (
@@ -69,7 +70,7 @@ class Text:
     @cached_property
     def symbols(self) -> Counter[str]:
         """The numbers and single letters of the question, each with how often it stands there."""
-        return Counter(token for token in self.tokens if is_number(token) or _is_letter(token))
+        return Counter(token for token in self.tokens if is_number(token) or is_letter(token))
 
     @cached_property
     def without_numbers(self) -> tuple[str, ...]:
@@ -93,11 +94,17 @@ def _content_words(tokens: Iterable[str]) -> Iterator[str]:
 
 
 def stem(token: str) -> str:
-    """Return the first five characters of a word, so that "apple" and "apples" are one; a number or
-    a sign is returned whole."""
-    if not token.isalpha() or is_number(token):
+    """Return the first characters of a word, so that "buy" and "buys" are one; a number or a code
+    whole."""
+    if not token.isalpha() or is_number(token) or is_code(token):
         return token
     return token[:_STEM_CHARS]
+
+
+def is_code(token: str) -> bool:
+    """Return whether a word repeats its letters as words seldom do, such as "abacabadba"."""
+    is_long = len(token) > _STEM_CHARS
+    return is_long and len(set(token)) <= _CODE_LETTERS * len(token)
 
 
 def _grammar_words(tokens: Iterable[str]) -> Iterator[str]:
@@ -125,7 +132,7 @@ def is_number(token: str) -> bool:
     return token[0].isdigit() or token in _NUMBER_WORDS
 
 
-def _is_letter(token: str) -> bool:
+def is_letter(token: str) -> bool:
     """Return whether a token is one letter that names something, such as x or the letter "n"."""
     return len(token) == 1 and token.isalpha() and token not in _LETTERS_OF_WORDS
 

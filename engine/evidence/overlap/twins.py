@@ -23,12 +23,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.evidence.overlap.twin_texts import ANY_NUMBER, Text, is_sign, stem
+from engine.evidence.overlap.twin_texts import ANY_NUMBER, Text, is_code, is_letter, is_sign, stem
 
 TwinKind = Literal["paraphrase", "numbers", "template"]
 TWIN_KINDS: tuple[TwinKind, ...] = ("paraphrase", "numbers", "template")  # the strongest first
 
 FORM_ROWS, FORM_SHARE = 3, 0.6  # in this share of so many rows of one form a word is of the form
+PAYLOAD_FORM_ROWS = 8  # rows of a form, from which on its words are left out of every payload
 COMMON_SHARE = 0.3  # a word that more of the rows have tells nothing
 STANDS_OUT = 6.0  # nats that a paraphrase shares beyond what the `BEHIND`th row does
 CHANCE = 0.01  # that any training row shares so much with a task
@@ -36,7 +37,10 @@ BEHIND = 6  # so that five paraphrases of one task do not hide each other
 LEAST_SHARED = 0.25  # of the weight of both texts, that a paraphrase shares
 # Numbers, operators and telling words in order, that tell a text from others. The answer counts as
 # one of them where one is missing: "76, 38" with the answer 76 is the same task in any words.
+# A long code such as "dabbaceedbbca" is enough by itself.
 FEWEST_SIGNS = 3
+LONG_CODE = 12  # letters
+FEWEST_ANSWER_WORDS = 3  # of an answer that is told from others by its words
 FEWEST_WORDS = 6  # of a text, without its numbers, that is told from others by its words...
 FEWEST_GRAMMAR = 8  # ...or by its words of grammar alone
 # Rows of one source: at least this part of the pairs expected, and at most so many times as many,
@@ -83,6 +87,7 @@ def find_twins(
     weights = _Weights(train, heldout)
     searches = (  # of the strongest kind first; each runs only if there is time left
         lambda: _twins_by_mask("paraphrase", train, heldout, weights),
+        lambda: _paraphrases_by_answer(train, heldout, weights),
         lambda: _paraphrases(train, heldout, weights, deadline),
         lambda: _twins_by_mask("numbers", train, heldout, weights),
         lambda: _twins_by_mask("template", train, heldout, weights),
@@ -138,13 +143,19 @@ def _mask(kind: TwinKind, text: Text, weights: "_Weights") -> tuple[str, ...]:
         is_one_short = len(payload) == FEWEST_SIGNS - 1
         if is_one_short and text.answer_tokens:  # the answer counts as one part
             payload = (*payload, " ".join(text.answer_tokens))
-        return payload if len(payload) >= FEWEST_SIGNS else ()
+        is_long = len(payload) >= FEWEST_SIGNS or any(_is_long_code(part) for part in payload)
+        return payload if is_long else ()
     if kind == "numbers":
         mask, fewest_words = text.without_numbers, FEWEST_WORDS
     else:
         mask, fewest_words = text.grammar, FEWEST_GRAMMAR
-    word_count = sum(part != ANY_NUMBER for part in mask)
+    word_count = sum(part != ANY_NUMBER and not is_sign(part) for part in mask)
     return mask if word_count >= fewest_words else ()
+
+
+def _is_long_code(part: str) -> bool:
+    """Return whether a part of a payload is a code of so many letters that none is drawn twice."""
+    return len(part) >= LONG_CODE and is_code(part)
 
 
 def _may_be_twins(kind: TwinKind, text: Text, row: Text) -> bool:
@@ -240,6 +251,53 @@ def _nearest_rows(
     return heapq.nlargest(BEHIND, shared_weights.items(), key=lambda item: item[1])
 
 
+def _paraphrases_by_answer(
+    train: Sequence[Text], heldout: Sequence[Text], weights: "_Weights"
+) -> Iterator[Twin]:
+    """Yield the pairs of task and row that have the same answer and are about its words.
+
+    For example "Reverse these words: a, and, life" and "Flip this series: a, and, life", with the
+    answer "life, and, a": every other row may have such words too, but not in this order.
+    """
+    rows_by_answer: dict[tuple[str, ...], list[Text]] = defaultdict(list)
+    for row in train:
+        if _is_about_its_answer(row):
+            rows_by_answer[tuple(row.answer_tokens)].append(row)
+    for text in heldout:
+        if _is_about_its_answer(text):
+            for row in rows_by_answer[tuple(text.answer_tokens)]:
+                if _asks_about_same_words(text, row, weights):
+                    yield Twin("paraphrase", text.row, row.row)
+                    break
+
+
+def _asks_about_same_words(text: Text, row: Text, weights: "_Weights") -> bool:
+    """Return whether two questions with one answer have its words, and what else tells them from
+    others, in the same order."""
+    if _answer_words_in_order(text) != _answer_words_in_order(row):
+        return False
+    shorter, longer = sorted((weights.payload(text), weights.payload(row)), key=len)
+    return _comes_in_order(shorter, longer) and _may_be_paraphrases(text, row)
+
+
+def _is_about_its_answer(text: Text) -> bool:
+    """Return whether the answer has several words, and all of them stand in the question."""
+    answer = text.answer_tokens
+    return len(answer) >= FEWEST_ANSWER_WORDS and set(answer) <= set(text.tokens)
+
+
+def _answer_words_in_order(text: Text) -> list[str]:
+    """Return the last words of the question that are words of the answer, as many as it has."""
+    answer = set(text.answer_tokens)
+    return [token for token in text.tokens if token in answer][-len(text.answer_tokens) :]
+
+
+def _comes_in_order(shorter: Sequence[str], longer: Sequence[str]) -> bool:
+    """Return whether all parts of a payload come in another one, in the same order."""
+    parts = iter(longer)
+    return all(part in parts for part in shorter)
+
+
 class _Weights:
     """How much each word tells, in nats, by how many of all rows have it."""
 
@@ -260,8 +318,13 @@ class _Weights:
             if rows_of_form[form] >= FORM_ROWS and count >= FORM_SHARE * rows_of_form[form]
         }
         self._telling_words: dict[str, frozenset[str]] = {}
-        self._telling_words_of_tasks = frozenset().union(
-            *(self.telling_words(text) for text in heldout)
+        # Of a payload, by which two texts are compared: the same words for every text, whatever its
+        # form, so that a paraphrase, which is of another form, keeps them too.
+        words_of_any_form = {
+            word for form, word in self._words_of_form if rows_of_form[form] >= PAYLOAD_FORM_ROWS
+        }
+        self._payload_words = (
+            frozenset().union(*(self.telling_words(text) for text in heldout)) - words_of_any_form
         )
 
     def telling_words(self, text: Text) -> frozenset[str]:
@@ -278,9 +341,11 @@ class _Weights:
 
     def payload(self, text: Text) -> tuple[str, ...]:
         """Return in order a text's numbers, operators and words that tell held-out tasks apart."""
-        own_words = self.telling_words(text) & self._telling_words_of_tasks
-        stems = map(stem, text.tokens)
-        return tuple(word for word in stems if is_sign(word) or word in own_words)
+        return tuple(
+            word
+            for word in map(stem, text.tokens)
+            if is_sign(word) or is_letter(word) or word in self._payload_words
+        )
 
     def weight_of(self, word: str) -> float:
         """Return the weight of a word in nats: log(rows / rows that have it)."""

@@ -10,9 +10,11 @@ MOST_CHARS = 200_000  # of one text that are compared
 
 # Chinese, Japanese and Korean characters: written without blanks, so each is a token.
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
-_OPERATORS = frozenset("- + * / ^ = < > % ± × ÷ √ ≤ ≥ ≠ ** // == <= >= !=".split())
+_LOGIC = "¬∧∨⊕→↔⇒⇔"
+_OPERATORS = frozenset("- + * / ^ = < > % ± × ÷ √ ≤ ≥ ≠ ** // == <= >= !=".split()).union(_LOGIC)
+_PREFIXES = frozenset("-√¬")  # operators that need an operand on the right alone
 _TOKEN = re.compile(
-    rf"[{_CJK}]|[^\W_{_CJK}]+(?:[.,][0-9]+)*|\*\*|//|[=<>!]=|[-+*/^=<>%±×÷√≤≥≠]|[()\[\]]"
+    rf"[{_CJK}]|[^\W_{_CJK}]+(?:[.,][0-9]+)*|\*\*|//|[=<>!]=|[-+*/^=<>%±×÷√≤≥≠{_LOGIC}]|[()\[\]]"
 )
 _DASHES = str.maketrans({"‐": "-", "‑": "-", "‒": "-", "–": "-", "−": "-", "⁄": "/", "·": "*"})
 _APOSTROPHE = re.compile(r"(?<=[^\W\d_])['’](?=[^\W\d_])")
@@ -106,18 +108,18 @@ def _has_meaning(tokens: Sequence[str], index: int) -> bool:
 def _has_operands(tokens: Sequence[str], index: int) -> bool:
     """Whether the operator at `index` stands beside the operands that it needs.
 
-    %, - and √ need one operand, on one side; every other operator needs one on each side.
+    %, -, √ and ¬ need one operand, on one side; every other operator needs one on each side.
     """
     operator = tokens[index]
     has_left, has_right = _is_operand(tokens, index - 1), _is_operand(tokens, index + 1)
-    # Three operators need an operand on one side only: 5%, -3, √2.
+    # These operators need an operand on one side only: 5%, -3, √2, ¬p.
     if operator == "%":
         return has_left
-    if operator in "-√":
+    if operator in _PREFIXES:
         return has_right
-    # The operand on the right may have a sign, as in 3 * -2.
-    minus_follows = index + 1 < len(tokens) and tokens[index + 1] == "-"
-    has_signed_right = minus_follows and _is_operand(tokens, index + 2)
+    # The operand on the right may have a prefix, as in 3 * -2 or p ∧ ¬q.
+    prefix_follows = index + 1 < len(tokens) and tokens[index + 1] in _PREFIXES
+    has_signed_right = prefix_follows and _is_operand(tokens, index + 2)
     return has_left and (has_right or has_signed_right)
 
 

@@ -119,7 +119,7 @@ async def test_a_value_that_stands_for_no_number_is_not_left_out_of_the_call(cal
 
 
 async def test_a_run_that_is_dearer_than_may_be_is_offered_shorter(home: Home, caller: Caller):
-    home.config_file.write_text("auto_approve_gpu_hours = 0.05")
+    home.config_file.write_text("auto_approve_gpu_hours = 0.5")
     long = {"env_id": await caller.push(), "settings": {"steps": 100_000}, "max_gpu_hours": 1000}
     answer = await caller.mended("NOT_APPROVED", "submit_train", **long)
     assert answer["state"] == "queued"

@@ -51,7 +51,7 @@ async def test_an_agent_gets_from_status_to_an_estimate(home: Home, mode: str):
         plan = {"env_id": "arithmetic", "algorithm": "grpo", "settings": {"steps": 5}}
         estimate = await call("estimate_cost", **plan)
         assert estimate["fits"] is True
-        (after,) = estimate["next"]
+        *_, after = estimate["next"]  # before it, on a busy machine, what narrows a wide range
         assert after["tool"] == "submit_train" and after["arguments"]["settings"] == {"steps": 5}
         source = await client.read_resource(f"env://{pushed['env_id']}/source")
         assert "load_environment" in source.contents[0].text

@@ -2,11 +2,14 @@
 
 import random
 import time
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from engine.evidence.overlap.overlap import scan
 from engine.evidence.overlap.twin_texts import Text
-from engine.evidence.overlap.twins import find_twins
+from engine.evidence.overlap.twins import Twin, find_twins
 
 NAMES = (
     "Amina Boris Chiara Dmitri Elif Farid Greta Hiro Imani Jonas Katya Leila Mateo Nadia".split()
@@ -127,6 +130,70 @@ def test_another_letter_asked_of_the_same_text_is_no_paraphrase():
     assert find_twins([*rows, Text("w", again.question.format("m"), "3")], heldout) == []
     twins = find_twins([*rows, Text("w", again.question.format("n"), "3")], heldout)
     assert [(twin.kind, twin.heldout) for twin in twins] == [("paraphrase", "h0")]
+
+
+def premises(rng: random.Random) -> str:
+    """A few formulas over the letters P to S, whose words are those of all others."""
+    letters, operators = "PQRS", "∧∨→↔"
+    return "; ".join(
+        f"(¬{rng.choice(letters)} {rng.choice(operators)} {rng.choice(letters)}) "
+        f"{rng.choice(operators)} {rng.choice(letters)}"
+        for _ in range(3)
+    )
+
+
+def codes(rng: random.Random) -> str:
+    return "".join(rng.choices("ABCDE", k=rng.randint(14, 20)))
+
+
+def words_of_grammar(rng: random.Random) -> str:
+    words = "the of and to in that it is was for on with as by at from his her not but".split()
+    return ", ".join(rng.sample(words, 5))
+
+
+def reversed_words(text: str) -> str:
+    return ", ".join(reversed(text.split(", ")))
+
+
+@pytest.mark.parametrize(
+    ("draw", "frame", "other_frame", "answer"),
+    [
+        (premises, "Given: {}. What follows?", "Here is some logic. Infer from {}!", None),
+        (codes, "Insert an A into {}.", "Here is a string: {}. Put an A into it.", None),
+        (
+            words_of_grammar,
+            "Reverse this list of words: {}",
+            "Flip this series of terms: {}",
+            reversed_words,
+        ),
+    ],
+    ids=["formulas", "codes", "words that all rows have"],
+)
+def test_a_paraphrase_is_found_by_what_is_no_word_of_a_language(
+    draw: Callable[[random.Random], str],
+    frame: str,
+    other_frame: str,
+    answer: Callable[[str], str] | None,
+):
+    rng = random.Random(3)
+    data = list(dict.fromkeys(draw(rng) for _ in range(200)))
+    answers = [answer(each) if answer else "" for each in data]
+    exam = [Text(f"h{n}", frame.format(data[n]), answers[n]) for n in range(40)]
+    rows = [Text(f"t{n}", frame.format(data[n]), answers[n]) for n in range(40, len(data))]
+    assert find_twins(rows, exam) == []
+    twin = Text("twin", other_frame.format(data[7]), answers[7])
+    assert find_twins([*rows, twin], exam) == [Twin("paraphrase", "h7", "twin")]
+    changed = draw(random.Random(99))
+    other = Text("other", other_frame.format(changed), answer(changed) if answer else "")
+    assert find_twins([*rows, other], exam) == []
+
+
+def test_sums_with_the_same_operators_are_no_twins_by_numbers():
+    """What is left without the numbers are operators, which many sums have in this order."""
+    exam = [Text(f"h{n}", f"Calculate {n} - 3 * {n + 7} + 5 / {n} - 9 + 4.") for n in range(20, 22)]
+    rows = [Text(f"t{n}", f"Calculate {'+'.join(map(str, range(n, n + 9)))}.") for n in range(60)]
+    same = Text("same", "Calculate 71 - 8 * 12 + 6 / 33 - 2 + 1.")
+    assert find_twins([*rows, same], exam) == []
 
 
 def test_copies_are_left_to_the_search_for_copies():
