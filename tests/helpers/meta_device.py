@@ -211,11 +211,11 @@ def fused() -> Choice:
     gives tensors of the right shape; the meta device has no Triton."""
     kernels = Liger.__new__(Liger)  # without its package
     kernels.version = "on the meta device"
-    kernels._rms = SimpleNamespace(
+    kernels._rms_norm = SimpleNamespace(
         rms_norm_forward=lambda x, *_: (x.clone(), x, _one_per_row(x)),
         rms_norm_backward=lambda dy, *_, **__: (dy.clone(),),
     )
-    kernels._sum = SimpleNamespace(
+    kernels._sum_and_norm = SimpleNamespace(
         fused_add_rms_norm_forward=lambda x, delta, *_: (x.clone(), _like(x), _one_per_row(x)),
         fused_add_rms_norm_backward=lambda dy, *_, **__: (dy.clone(),),
     )
