@@ -164,7 +164,7 @@ def peak_memory(device: torch.device) -> int:
     if status.exists():  # preferred, because getrusage also counts the parent's before the fork
         for line in status.read_text().splitlines():
             if line.startswith("VmHWM:"):  # the peak of resident memory, such as "VmHWM: 512 kB"
-                _, kib, _ = line.split()
+                _, kib, *_ = line.split()
                 return 1024 * int(kib)
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # macOS counts bytes, others KiB.
