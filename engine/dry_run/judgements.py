@@ -53,9 +53,8 @@ _AUDIT_KEYS = (
     "problems",
     "gold_failing",
 )
-_USUAL_VARY = (
-    0.5  # the share of rows in other words to begin with; measured in benchmarks/RESULTS.md
-)
+# The share of rows in other words to begin with; measured in benchmarks/RESULTS.md.
+_USUAL_VARY = 0.5
 # Answers have a narrow form if, of the first 400 (at least 20), a share of 0.9 begins or ends with
 # the same mark, or at most a share of 0.1 is different.
 _FORM_ROWS, _FEWEST_FORM, _SAME_FORM, _FEW_ANSWERS = 400, 20, 0.9, 0.1
@@ -164,12 +163,13 @@ class CheckList:
 
     @property
     def remedies(self) -> list[Call]:
-        """The calls of the fixes of the failed checks, then the call that reads the section of the
-        playbook about the first of them."""
+        """The calls that fix failed checks. Then, if the playbook has a section about some failed
+        check, the call that reads the section about the first of these checks."""
         calls = [check.fix.call for check in self.failed if check.fix.call]
         sections = [_SECTIONS[check.name] for check in self.failed if check.name in _SECTIONS]
-        first_section = sections[:1]  # a list, which may be empty
-        return [*calls, *(Call("read_playbook", {"section": name}) for name in first_section)]
+        if sections:
+            calls.append(Call("read_playbook", {"section": sections[0]}))
+        return calls
 
 
 def required(fact: Fact | None) -> Fact:

@@ -273,27 +273,35 @@ def _is_to_be_shown(check: Check) -> bool:
 
 
 def _entry_of_run(run: PlannedRun, settings: Mapping[str, object]) -> Reply:
-    """Return the entry of a training run in the reply: step, environment, model, hours, money and
-    memory (bytes). `settings` are the settings that it shows."""
-    record, figures = run.facts.record, run.figures
+    """Return the entry of one training run of a plan in the reply of a dry run.
+
+    It has the step (counted from 1), the run's label if it has one, the algorithm, the environment,
+    the start model, and `settings`, which are those to show. What the checks have found out is
+    added: hours, device hours and money (left out if there is no estimate), the peak memory in
+    bytes, and what it starts from. `skipped_if` tells under which condition the run is skipped.
+    """
+    record = run.facts.record  # the environment version; None if it was not found
+    planned_training = run.planned  # as the plan asks for it, before any check
     entry: Reply = {"step": run.step}
-    if run.planned.label:
-        entry["label"] = run.planned.label
+    if planned_training.label:
+        entry["label"] = planned_training.label
     entry["algorithm"] = run.algorithm
     entry["env_id"] = record.env_id if record else run.env_id
     if run.maker is None:  # no run of the plan makes the start model: it exists already
         entry["model"] = run.model
-    else:
+    else:  # `maker` is the earlier run of the plan that makes it
         entry["model"] = f"the best of step {run.maker.step}"
         if run.facts.resolved is not None:
             entry |= _starts_from_field(run.facts.resolved.settings, run.maker.algorithm)
-    if figures is not None:
-        entry |= _cost_fields(figures.hours, figures.gpu_hours, figures.gpu_hour_price)
-        entry["memory"] = figures.peak_memory.total
-    if run.planned.may_be_skipped:
-        entry["skipped_if"] = (
-            f"the step before reaches {run.planned.request.expect}; always=true in it: never"
+    cost_estimate = run.figures  # None if a check failed before it could be made
+    if cost_estimate is not None:
+        entry |= _cost_fields(
+            cost_estimate.hours, cost_estimate.gpu_hours, cost_estimate.gpu_hour_price
         )
+        entry["memory"] = cost_estimate.peak_memory.total
+    if planned_training.may_be_skipped:  # unless the step in the plan says always=true
+        target = planned_training.request.expect
+        entry["skipped_if"] = f"the step before reaches {target}; always=true in it: never"
     return entry | {"settings": dict(settings)}
 
 

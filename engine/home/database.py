@@ -349,15 +349,17 @@ def _disk_error(home: Home, error: OSError) -> UserError:
     path = home.db  # if the error names no file
     if isinstance(error.filename, str | bytes):
         path = Path(os.fsdecode(error.filename))
-    disk_full = disk_full_error(path, error)
-    if disk_full is None and path != home.db and not path.is_relative_to(home.root):
-        return UserError(
-            "HOME_UNUSABLE",
-            f"{path} cannot be used: {error.strerror}",
-            hint="Give this user the right to it, then call again.",
-            retryable=True,
-        )
-    return disk_full or unusable_error(home.db, error)
+    disk_full = disk_full_error(path, error)  # None if the disk is not full
+    if disk_full is not None:
+        return disk_full
+    if path == home.db or path.is_relative_to(home.root):
+        return unusable_error(home.db, error)
+    return UserError(
+        "HOME_UNUSABLE",
+        f"{path} cannot be used: {error.strerror}",
+        hint="Give this user the right to it, then call again.",
+        retryable=True,
+    )
 
 
 def disk_full_error(path: Path, error: Exception) -> UserError | None:

@@ -41,7 +41,7 @@ def run_rows(home: Home) -> list[Columns]:
 
     A run whose config.json cannot be read is left out, with a warning in the log.
     """
-    rows_by_age: list[tuple[tuple[float, int, int], Columns]] = []  # (age for sorting, row)
+    keyed_rows: list[tuple[tuple[float, int, int], Columns]] = []  # (key for sorting, row)
     for name, number, run in _known_runs(home):
         try:
             config = run.read_config()
@@ -49,12 +49,12 @@ def run_rows(home: Home) -> list[Columns]:
             _log.warning("%s was left out: %s", run.id, error)
             continue
         row = {"name": name, "number": number} | _run_row(run, config)
-        # The files of a plan's runs may have equal times, so its runs are sorted by their steps.
+        # The runs of a plan may have been created at equal times; they are sorted by their steps.
         step = config.plan.step if config.plan else 0
-        age = (row["created"], step, number)
-        rows_by_age.append((age, row))
-    rows_by_age.sort(key=lambda age_and_row: age_and_row[0])
-    return [row for _, row in rows_by_age]
+        creation_key = (row["created"], step, number)
+        keyed_rows.append((creation_key, row))
+    keyed_rows.sort(key=lambda key_and_row: key_and_row[0])  # rows have no order of their own
+    return [row for _creation_key, row in keyed_rows]
 
 
 def damaged_configs(home: Home) -> list[str]:

@@ -435,10 +435,10 @@ def _shown_result(result: Mapping[str, Any], evidence: Mapping[str, Any]) -> Rep
 
 
 def _with_failed_scores_first(run: RunDir, row: RunRow, status: Reply) -> Reply:
-    """Put a warning about failed scores first in a status, and the calls that show them.
+    """Return `status` with a warning about failed scores as the first of its `warnings`, and the
+    calls that show the failures as the first in `next`. An evaluation loses its `curate` calls.
 
-    The warning comes before all others, the calls before all other calls in `next`. If no scores
-    failed, the status is returned unchanged.
+    If no scores failed, the status is returned unchanged.
     """
     score_counts = _failed_scores(status.get("result") or {})
     if not score_counts.get("failed"):

@@ -18,7 +18,9 @@ _JUDGED = {
 
 
 def skills_card() -> str:
-    """Return the card of both batteries (sets of questions that measure skills) as Markdown."""
+    """Return the card of both batteries (sets of questions that measure skills) as Markdown: an
+    introduction, a section about pebble's battery, and one about that of every other model."""
+    other_base = "any other"  # every name but "pebble" gives the other battery
     parts = [
         "# Skills that are asked before and after training\n\n"
         "Every training run asks its model, greedily, what its base can do: at step 0 and with the "
@@ -41,8 +43,8 @@ def skills_card() -> str:
         ),
         _section(
             "Every other model",
-            battery_of("any other"),
-            practice_of("any other"),
+            battery_of(other_base),
+            practice_of(other_base),
             "Easy questions in English, since a skill can be lost only where it was there: "
             "SmolLM2-135M-Instruct answers 87 of 120 rightly. Case and a think block before the "
             "reply do not count; a reply that begins like JSON or code is right only where JSON "
@@ -65,8 +67,9 @@ def fewest_significant(alpha: float = ALPHA) -> int:
 
 
 def _section(title: str, battery: SkillBattery, practice: SkillBattery, judging: str) -> str:
-    """Return the section about one battery as Markdown: how replies are judged, what it can show,
-    examples of each skill.
+    """Return the section about one battery (a set of questions) as Markdown: how replies are
+    judged, the smallest loss of right answers that is significant, and a table with examples of
+    each skill.
 
     Args:
         title: the section's title.
@@ -74,8 +77,9 @@ def _section(title: str, battery: SkillBattery, practice: SkillBattery, judging:
         practice: the practice questions of the same skills.
         judging: how a reply is judged, in sentences.
     """
-    count, losses = len(battery.tasks), fewest_significant()
-    points = 100 * losses / count
+    count = len(battery.tasks)
+    losses = fewest_significant()  # that many lost answers are significant if none was gained
+    points = 100 * losses / count  # percentage points of all questions
     lines = [
         f"## {title}: {battery.name}\n",
         f"{count} questions, {len(practice.tasks)} for practice, answers of at most "
@@ -87,7 +91,7 @@ def _section(title: str, battery: SkillBattery, practice: SkillBattery, judging:
     ]
     tasks_by_skill: dict[str, list[TaskRow]] = {}
     for task in battery.tasks:
-        tasks_by_skill.setdefault(task["family"], []).append(task)
+        tasks_by_skill.setdefault(task["family"], []).append(task)  # the family names the skill
     for skill, tasks in tasks_by_skill.items():
         lines += [_table_row(skill, len(tasks), example) for example in _examples(tasks)]
     return "\n".join(lines) + "\n"

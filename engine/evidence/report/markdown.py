@@ -36,7 +36,7 @@ _REPORT: Sequence[BuildSection] = (
 )
 _CARD: Sequence[BuildSection] = (
     *(outcome.verdict, outcome.skills, outcome.models, origins.training, origins.contamination),
-    *(origins.use, origins.lineage, origins.provenance, origins.hashes, origins.limits),
+    *(origins.how_to_use, origins.lineage, origins.provenance, origins.hashes, origins.limits),
     origins.settings,
 )
 

@@ -431,8 +431,8 @@ def _reward_facts(dossier: Dossier) -> list[tuple[str, str]]:
     return facts
 
 
-def use(dossier: Dossier) -> Section | None:
-    """The section of a model card on serving and exporting the model.
+def how_to_use(dossier: Dossier) -> Section | None:
+    """The section of a model card that tells by which calls the model is served and exported.
 
     Returns None for an evaluation, and if there is no checkpoint.
     """
@@ -447,7 +447,7 @@ def use(dossier: Dossier) -> Section | None:
         Code('action="export"'),
         " it writes the adapter as a PEFT folder.",
     )
-    # No title: only the HTML page shows titles, and a model card is Markdown.
+    # `short` is the heading in Markdown, `title` that of the HTML page, which has no such section.
     return Section(title="", short="Use", blocks=[blocks.Paragraph(line)])
 
 

@@ -204,12 +204,17 @@ def _notes(dossier: Dossier) -> list[Note]:
 
 
 def _end_notes(dossier: Dossier) -> list[Note]:
-    """A note on why the run ended. Returns [] for a run that ended well and gave no reason."""
+    """A list with one note on why the run ended, followed by the evidence of its failure, if there
+    is any, in brackets. The note has the mood "fail" if the run failed or was cancelled.
+
+    Returns [] for a run that ended well and gave no reason.
+    """
     row = dossier.row
     ended_badly = row.state in ("failed", "cancelled")
     if not row.reason and not ended_badly:
         return []
-    reason = dossier.redact.text(row.reason)  # may be "": the label still says how it ended
+    # It may be "": then the label and the evidence alone say how the run ended.
+    reason = dossier.redact.text(row.reason)
     if dossier.failure_evidence:
         reason += f" ({dossier.failure_evidence})"
     mood = "fail" if ended_badly else "plain"

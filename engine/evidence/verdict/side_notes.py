@@ -123,12 +123,21 @@ class ConstantAnswer:
 def constant_answer(
     rows: Sequence[EvaluationRow], success: Level | None, config: RunConfig | None
 ) -> ConstantAnswer | None:
-    """The one answer to all tasks that would do as well as the model that gave these rows.
+    """The most frequent reference answer, if giving it to every task might do as well as the model.
 
-    A model that learns only the form of an answer beats one that lacks the form; on tasks with few
-    different answers that looks like success. Returns None if the most frequent reference answer is
-    right on a share of tasks below `_FREQUENT`, or if the 95 % interval of `success` (the level of
-    the rows; None if success was not measured) lies above that share.
+    On tasks with few different answers a model can gain much by a correct format and guesses; this
+    rival shows it. Its share of right tasks is compared with the 95 % interval of the model's
+    success. Returns None if
+
+    - the interval lies above that share: the model does better
+    - the share is below `_FREQUENT`
+    - success was not measured, `config` is None, or no task has a reference answer
+
+    Args:
+        rows: the model's evaluation, a row for each answer.
+        success: the model's share of right answers in `rows`, with its interval; None if unknown.
+        config: the configuration of the run, which names the tasks. If they are a sealed exam, the
+            text of the result is "".
     """
     if success is None or success.low is None or config is None:
         return None
@@ -136,9 +145,9 @@ def constant_answer(
     if not answers:
         return None
     ((most_frequent, count),) = Counter(answers).most_common(1)
-    shown_text = "" if is_of_sealed(config) else most_frequent
+    shown_text = "" if is_of_sealed(config) else most_frequent  # an exam's answers stay secret
     constant = ConstantAnswer(shown_text, right=count, tasks=len(answers))
-    model_beats_it = success.low > constant.share
+    model_beats_it = success.low > constant.share  # even by the low end of the interval
     if constant.share < _FREQUENT or model_beats_it:
         return None
     return constant
@@ -200,10 +209,13 @@ def audit_risk(config: RunConfig | None) -> str:
 def no_halves_warning(half: str, checkpoint_count: int) -> list[str]:
     """A warning if the checkpoint was chosen on the tasks by which it is judged, else [].
 
-    `half` is what was compared, "all" if the tasks have no halves; `checkpoint_count` is the number
-    of evaluated checkpoints.
+    Args:
+        half: the held-out tasks on which the models are compared: `TEST`, the half that chose no
+            checkpoint, or "all" if the tasks were not split.
+        checkpoint_count: the number of evaluated checkpoints; a single one was not chosen.
     """
-    if half != "all" or checkpoint_count < 2:  # a single checkpoint was not chosen
+    was_chosen_on_them = half == "all" and checkpoint_count >= 2
+    if not was_chosen_on_them:
         return []
     return [
         "The held-out tasks were not split into halves, so the checkpoint was chosen on "

@@ -205,7 +205,7 @@ def resolve(
 ) -> ResolvedTraining:
     """Find the environment and the model, choose every setting, and estimate time, memory and disk.
 
-    `model_of` takes the home and the request's `model`, and returns the model that this names.
+    `model_of` takes the home and the name in `request.model`, and returns the model of that name.
 
     Raises UserError: BAD_ARGUMENT, NO_TORCH, SETTING_*, ENV_*, MODEL_*.
     """
@@ -219,24 +219,32 @@ def resolve(
     model = model_of(home, request.model)
     require_files(model)
     machine = machine_for(home, request.settings)
-    facts = _env_facts(home, request, record, model)
-    resolved = _resolve_settings(home, request, model, facts, machine)
+    task_facts = _env_facts(home, request, record, model)
+    resolved = _resolve_settings(home, request, model, task_facts, machine)
     # The setting `keep_env` names a version by its whole id from now on.
     resolved = replace(resolved, settings=env_checks.with_kept_version(home, resolved.settings))
     teacher = _resolve_teacher(home, resolved, model)
 
     def forecast_of(settings: resolution.Resolved) -> Forecast:
-        """Estimate the run with these settings."""
+        """Forecast time, memory and disk of the requested run if it had these settings. The model,
+        its teacher, the tasks and the machine are those that `resolve` has already found."""
         return estimate.estimate(
-            home, settings, model.facts, facts, machine, teacher=teacher, base_path=model.base_path
+            home,
+            settings,
+            model.facts,
+            task_facts,
+            machine,
+            teacher=teacher,
+            base_path=model.base_path,
         )
 
-    # The number of devices is chosen last, because it depends on the estimate of each choice.
-    resolved, _ = gpu_count.decide(
+    # The number of devices is chosen last, because it depends on the estimate of each choice. The
+    # estimates of the other choices, which come second, are not needed here.
+    resolved, _estimates = gpu_count.decide(
         home, resolved, machine, lambda settings: forecast_of(settings).estimate
     )
     forecast = forecast_of(resolved)
-    return ResolvedTraining(record, model, machine, resolved, teacher, forecast, facts)
+    return ResolvedTraining(record, model, machine, resolved, teacher, forecast, task_facts)
 
 
 def _check_target(request: TrainRequest, record: registry.EnvRecord) -> None:
@@ -433,15 +441,18 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
     """
     refuse_other_arguments(request)
     launcher.reap(home)  # a run whose process died can be resumed
-    row = store.get_run(request.resume)
-    run = home.run(row.run_id)
+    ended_row = store.get_run(request.resume)
+    run = home.run(ended_row.run_id)
     # Called only for its error: NO_TORCH if no Python here can train.
-    launcher.trainer_command(home, row.algorithm, row.gpus, is_elsewhere=row.is_elsewhere)
-    check_secrets_of(run, row)
+    launcher.trainer_command(
+        home, ended_row.algorithm, ended_row.gpus, is_elsewhere=ended_row.is_elsewhere
+    )
+    check_secrets_of(run, ended_row)
     check_hours_left(home, store)
-    row = _queue_attempt(store, run, row, request)
+    row = _queue_attempt(store, run, ended_row, request)
     warnings = abbreviation_warning("resume", request.resume, row.run_id)
-    checkpoint = note_resumed(run, row)
+    # Writes an event into the run's folder; the event names the checkpoint, and so does the reply.
+    checkpoint = note_resumed(run, row)  # "" for step 0
     if row.algorithm == PROMPT:
         warnings.append("it goes on after the last round that was saved")
     elif row.gpus == 0:  # an evaluation of models behind a URL has no checkpoints

@@ -256,19 +256,24 @@ class Ranks:
         return variables
 
     def _listen(self, helper: _Helper) -> None:
-        """Read the messages of a rank (`helper`) until its process is gone. Runs in a thread."""
-        with contextlib.suppress(EOFError, OSError):
+        """Read the messages of another rank, a process of this run on another device, until that
+        process is gone. Runs in a thread of its own for each rank.
+
+        Whoever waits for the rank is woken up when it reports that it failed, and once more when it
+        is gone: a rank may go without a report, or report and live on for a while.
+        """
+        with contextlib.suppress(EOFError, OSError):  # raised by `recv` when the process is gone
             while True:
                 message = helper.socket.recv()
                 if isinstance(message, Failed):
                     helper.failed = message
-                    self._note_end(helper)
+                    self._wake_waiting(helper)
                 else:
                     helper.messages.put(message)
         helper.gone.set()
-        self._note_end(helper)
+        self._wake_waiting(helper)
 
-    def _note_end(self, helper: _Helper) -> None:
+    def _wake_waiting(self, helper: _Helper) -> None:
         """Wake up every caller that waits for a rank (`helper`) which has ended or is about to.
         Also start a timer that ends this process if it waits where it cannot be woken up."""
         with self._rank_ended:
@@ -467,8 +472,13 @@ class Ranks:
 
     # --- weights ----------------------------------------------------------------------------------
 
-    def have(self, adapter: Adapter) -> bool:
-        """Tell whether the policies of the other ranks have the weights that `adapter` has now."""
+    def have_weights_of(self, adapter: Adapter) -> bool:
+        """Tell whether the other ranks that train have the weights in their copies of the adapter
+        that `adapter` has in this process now.
+
+        They have if the last weights they got, by `broadcast_state` or a common `step`, were of
+        this adapter in its present version; the version changes with the weights.
+        """
         return self._delivered is not None and self._delivered == (adapter, adapter.version)
 
     def broadcast_state(self, adapter: Adapter, optimizer: AdamW) -> None:

@@ -44,7 +44,7 @@ class SharedSampler:
         if adapter is None:
             self.ranks.carry_out(Load("base"), self.ranks.samplers)
         # Ranks that train as well have the policy's present weights after each step.
-        elif self.sampler is not None and self.ranks.have(adapter):
+        elif self.sampler is not None and self.ranks.have_weights_of(adapter):
             self.ranks.carry_out(Load("policy"), self.ranks.samplers)
         # Ranks that only sample keep what they were sent last.
         elif self.sampler is not None or version != self._loaded:
