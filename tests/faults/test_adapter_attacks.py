@@ -1,5 +1,6 @@
-"""Environments of others that attack: what holds for our own holds for theirs, and for the server
-that they may start, as root and as an ordinary user, at every level of isolation."""
+"""Environments of others that attack: what holds for our own holds for every foreign format, for
+the servers that they start and for programs that ask the gateway, as root and as an ordinary user,
+at every level of isolation."""
 
 import json
 import os
@@ -12,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from verifiers_stand_in import PACKAGE
 
+from envs.config.adapters import KINDS
+from tests.faults.attacks.foreign import foreign_formats
 from tests.faults.test_env_attacks import (
     CALLS,
     HERE,
@@ -35,53 +39,54 @@ pytestmark = [
 ]
 
 LIMITS = {"memory_mb": 1024, "processes": 40, "file_mb": 64, "call_seconds": 20.0}
-TOML = """
-[adapter]
-kind = "openenv"
-server = ["python3", "server.py"]
-size = 1
-"""
-SERVER = """
-import os
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-HTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler).serve_forever()
-"""
-# In the place of the package's client: an action is an attack, done where foreign code runs.
-CLIENT = """
-import json, types
-import environment
-
-class GenericEnvClient:
-    def __init__(self, base_url):
-        pass
-    def sync(self):
-        return self
-    connect = close = lambda self: None
-    def reset(self, **_):
-        return types.SimpleNamespace(observation={}, reward=None, done=False)
-    def step(self, action):
-        order = json.loads(action["message"])
-        environment.ATTACKS[order["attack"]](**order["with"])
-        return types.SimpleNamespace(observation={}, reward=1.0, done=True)
-"""
+FORMATS = foreign_formats(PACKAGE)
 ROWS = ("a3 ", "a23", "a25", "a4 ", "a5 signal", "a5 trace")
+ALLOWED = "list the own folder"
+# Of programs, which take a box for each attack: one of each kind.
+FEW = (
+    ALLOWED,
+    "a3 server token",
+    "a3 own variables",
+    "a3 server variables",
+    "a3 write our package",
+    "a3 cut a file that is read",
+    "a23 write .mcp.json",
+    "a25 root of the process",
+    "a25 the loader",
+    "a25 a program in memory",
+    "a4 tcp",
+    "a4 udp",
+    "a4 listen",
+    "a4 metadata service",
+    "a4 path socket",
+    "a4 abstract socket",
+    "a5 signal the client",
+    "a5 trace the server",
+)
 NETWORK = "network can be reached"  # the gap where nothing confines which port is connected to
 OPEN = dict.fromkeys(("a4 tcp", "a4 listen", "a4 metadata service"), (NETWORK, CALLS))
+# What the system says to an attack that it stops, and what is said of a process that it ends.
+STOPPED = (
+    "PermissionError",
+    "OSError",
+    "ProcessLookupError",
+    "FileNotFoundError",
+    "ConnectionRefusedError",
+    "KeyError",
+)
 NOBODY = {"pid": 0, "tcp": 0, "udp": 0, "path": "", "abstract": "", "letters": "", "memory": 0}
 
 
 def chosen(victim: dict[str, Any], stage: Path) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The attacks by name, and what anybody may do: that it works shows that the others were
+    stopped by the box and did not just fail to start."""
     return {
-        name: attack
-        for name, attack in attacks(victim, stage).items()
-        if name.startswith(ROWS) and "model" not in name
+        ALLOWED: ("list_folder", {"path": "."}),
+        **{
+            name: attack
+            for name, attack in attacks(victim, stage).items()
+            if name.startswith(ROWS) and "model" not in name
+        },
     }
 
 
@@ -95,12 +100,8 @@ def stage() -> Iterator[Path]:
         folder.chmod(0o755)
         shutil.copytree(ROOT / "envs", folder / "envs", ignore=shutil.ignore_patterns("__py*"))
         shutil.copytree(HERE, folder / "tests" / "faults" / "attacks")
-        foreign = folder / "foreign"
-        (foreign / "openenv" / "core").mkdir(parents=True)
-        (foreign / "environment.toml").write_text(TOML)
-        (foreign / "server.py").write_text(SERVER)
-        (foreign / "openenv" / "core" / "generic_client.py").write_text(CLIENT)
-        shutil.copy(HERE / "environment.py", foreign / "environment.py")
+        for number, form in enumerate(FORMATS.values()):
+            form.write(folder / f"foreign{number}")
         yield folder
     finally:
         shutil.rmtree(folder)
@@ -108,37 +109,48 @@ def stage() -> Iterator[Path]:
 
 @pytest.fixture(scope="module", params=PLACES, ids=lambda p: "-".join((p[0], p[1], *p[2])))
 def place(request: pytest.FixtureRequest, stage: Path) -> tuple[str, dict[str, Any]]:
-    """All attacks, run once: the level expected, what came of them by name."""
+    """All attacks of every format, run once: the level expected, what came of them by format."""
     who, level, refused = request.param
     if "unshare" in refused and shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is not installed")
     python, own = interpreter(), stage / "own"
     uid = UID if who == "user" else 0
-    furnish(own, uid)
-    victim = subprocess.Popen(
-        [*WHO["user" if uid else "root"], python, "-I", str(program(stage, "victim")), str(own)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-        text=True,
-    )
-    try:
-        assert victim.stdout is not None
-        listed = chosen(json.loads(victim.stdout.readline()), stage)
-        order = {
-            "env": str(stage / "foreign"),
-            "attacks": list(listed.values()),
-            "limits": LIMITS,
-            "sandbox": {"hidden": [str(own / "kept")], "allow_root": True},
-            "refused": refused,
-        }
-        said = played(stage, python, who, order)
-        assert victim.poll() is None, "an attack ended the victim"
-    finally:
-        victim.kill()
-        victim.communicate()
-    said["by_name"] = dict(zip(listed, said["scores"], strict=True))
-    return level, said
+    said_by: dict[str, Any] = {}
+    who_owns = WHO["user" if uid else "root"]
+    for number, (name, form) in enumerate(FORMATS.items()):
+        furnish(own, uid)
+        victim = subprocess.Popen(  # a new one for each format: its letter box fills up
+            [
+                *who_owns,
+                python,
+                "-I",
+                str(program(stage, "victim")),
+                str(own),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+        )
+        try:
+            assert victim.stdout is not None
+            every = chosen(json.loads(victim.stdout.readline()), stage)
+            listed = {k: v for k, v in every.items() if form.played != "program" or k in FEW}
+            order = {
+                "env": str(stage / f"foreign{number}"),
+                "played": form.played,
+                "attacks": list(listed.values()),
+                "limits": LIMITS,
+                "sandbox": {"hidden": [str(own / "kept")], "allow_root": True},
+                "refused": refused,
+            }
+            said_by[name] = played(stage, python, who, order)
+            said_by[name]["by_name"] = dict(zip(listed, said_by[name]["scores"], strict=True))
+            assert victim.poll() is None, f"an attack of {name} ended the victim"
+        finally:
+            victim.kill()
+            victim.communicate()
+    return level, said_by
 
 
 def played(stage: Path, python: str, who: str, order: dict[str, Any]) -> dict[str, Any]:
@@ -158,23 +170,32 @@ def played(stage: Path, python: str, who: str, order: dict[str, Any]) -> dict[st
     return said
 
 
-def test_a29_its_own_server_is_all_that_it_reaches(place: tuple[str, dict[str, Any]]):
-    level, said = place
+def test_every_format_is_attacked():
+    assert {*KINDS, "a command"} <= FORMATS.keys()
+
+
+@pytest.mark.parametrize("form", [name for name in FORMATS if name.startswith("openenv")])
+def test_a29_its_own_server_is_all_that_it_reaches(place: tuple[str, dict[str, Any]], form: str):
+    level, said = place[0], place[1][form]
     if level != "limits" and said["level"] == level:
         assert "no network but its own server" in said["holds"]
         errors = [said["by_name"][name]["error"] for name in OPEN]
         assert None not in errors
 
 
-@pytest.mark.parametrize("name", list(chosen(NOBODY, Path("/"))))
+@pytest.mark.parametrize("form", FORMATS)
 def test_every_attack_of_theirs_is_stopped_or_the_gap_is_named(
-    place: tuple[str, dict[str, Any]], name: str
+    place: tuple[str, dict[str, Any]], form: str
 ):
-    score = place[1]["by_name"][name]
-    if score["error"] is None:
-        gaps = "; ".join(place[1]["gaps"])
-        named = (*NAMED.get(name, ()), *OPEN.get(name, ()))
-        assert any(words in gaps for words in named), f"{name} is not named in: {gaps}"
+    said = place[1][form]
+    gaps = "; ".join(said["gaps"])
+    assert said["by_name"].pop(ALLOWED)["error"] is None
+    for name, score in said["by_name"].items():
+        if score["error"] is None:
+            named = (*NAMED.get(name, ()), *OPEN.get(name, ()))
+            assert any(words in gaps for words in named), f"{name} is not named in: {gaps}"
+        else:  # the system stopped the attack: nothing else went wrong on the way to it
+            assert any(word in score["error"] for word in STOPPED), f"{name}: {score['error']}"
 
 
 def test_nothing_secret_comes_back(place: tuple[str, dict[str, Any]]):

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from envs.adapters.parts import local_server
 from envs.json_types import JsonObject
 
 REVISION = "2025-06-18"
 LINE_BYTES = 4 << 20  # the longest message of a server
 MOST_LINES = 10_000  # the most messages between a request and its answer
+END_S = 1.0  # seconds for a server to leave by itself where it cannot be killed
 MOST_PAGES = 100  # the most pages of a list of tools
 
 
@@ -73,13 +75,12 @@ class McpServer:
         return text, result.get("isError") is True
 
     def close(self) -> None:
-        """End the server."""
-        self.process.kill()
+        """End the server. Most leave by themselves once their input ends."""
         for stream in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
                 if stream is not None:
                     stream.close()
-        self.process.wait()
+        local_server.end(self.process, END_S)
 
     def __del__(self) -> None:
         """End the server if nobody has called `close`, as after a rollout that failed."""
