@@ -10,7 +10,6 @@ what they read, and with `diagnose.py` for how their findings become a result.
     findings.py   one cause with its numbers and its lever; their order
     groups.py     detectors: uniform groups, too hard, too easy, solved, entropy collapse
     learning.py   detectors: overfitting, too short, no update, unstable, underpowered, the machine
-    memorisation.py  detector: rows learnt by heart
     scoring.py    detectors: scoring that fails, moves, is slow; plateaus, exploits; falling rewards
     setbacks.py   detectors: below its start, skills forgotten, faults of rows
     views.py      what detectors read: metrics, and each step's answers in a few numbers

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from engine.evidence.detect import answers, groups, learning, memorisation, scoring, setbacks
+from engine.evidence.detect import answers, groups, learning, scoring, setbacks
 from engine.evidence.detect.findings import Finding, ranked
 from engine.evidence.detect.views import Facts, View
 from engine.evidence.stats import thresholds as limits
@@ -140,7 +140,7 @@ DETECTORS = (
     Detector("too_short", learning.too_short, ("sft",), ("heldout_loss",), live=False),
     Detector(
         "memorised_rows",
-        memorisation.memorised_rows,
+        setbacks.memorised_rows,
         ("sft",),
         ("heldout_success", "heldout_loss"),
         live=False,
@@ -176,7 +176,7 @@ def find_all(facts: Facts, *, live: bool = False) -> list[Finding]:
     findings += _open_alerts_without_finding(facts, {finding.id for finding in findings})
     harmful = [finding for finding in findings if not _did_no_harm(finding, facts)]
     root_findings = _without_effects(harmful)
-    losses = [setbacks.heldout_drop(facts)]  # of held-out score
+    losses = [facts.heldout_drop]  # of held-out score
     # Steps that broke the policy also cost what the other findings lost, such as skills.
     is_unstable = any(finding.id == "unstable" for finding in root_findings)
     if is_unstable or _is_broken(root_findings):
@@ -286,7 +286,7 @@ def _share_never_learnt(facts: Facts) -> float:
     share is not known.
     """
     solved_shares = facts.curve_values("heldout_success")  # one for each evaluation
-    if len(solved_shares) < 2 or setbacks.heldout_drop(facts) > 0:
+    if len(solved_shares) < 2 or facts.heldout_drop > 0:
         return 0.0
     best_gain = max(solved_shares) - solved_shares[0]
     if best_gain > limits.SMALL_SUCCESS_CHANGE:

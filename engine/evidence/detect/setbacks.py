@@ -43,7 +43,7 @@ def below_start(facts: Facts) -> Finding | None:
         playbook="failures" if lever.setting else "rewards",  # without a setting: edit score()
         # GRPO has training rollouts that show what the reward pays; others have held-out answers.
         examples="best" if facts.algorithm == "grpo" else "changed",
-        cost=heldout_drop(facts),
+        cost=facts.heldout_drop,
     )
 
 
@@ -75,17 +75,6 @@ def _verdict_is_worse(facts: Facts) -> bool:
         return False
     corrected_p = min(1.0, p * against_start.evaluations)  # Bonferroni
     return corrected_p * p_of_verdict < ALPHA**2
-
-
-def heldout_drop(facts: Facts) -> float:
-    """How far mean held-out success or reward is below that of step 0, as a positive number.
-    Returns 0.0 if it is not significantly below, and for a loss."""
-    against_start = facts.against_start
-    if against_start is None or against_start.measure == "loss":
-        return 0.0
-    if against_start.comparison.outcome.verdict != "worse":
-        return 0.0
-    return max(0.0, (against_start.before or 0.0) - (against_start.after or 0.0))
 
 
 def _fall_evidence(facts: Facts, against_start: StartComparison) -> dict[str, object]:
@@ -513,6 +502,60 @@ def rows_disagree(facts: Facts) -> Finding | None:
         "another task; push, train from the start"
     )
     return Finding("rows_disagree", sentence, evidence, lever, playbook="sft", is_cause=True)
+
+
+def memorised_rows(facts: Facts) -> Finding | None:
+    """Detect an SFT run that knows its rows by heart and solves few held-out tasks.
+
+    Its training loss is a small part of the held-out loss, which no longer falls: what the rows
+    have in common is learnt, and what differs between them does not come from more of the same
+    steps. Where the held-out loss rises, `overfitting` is reported instead.
+
+    Returns None for a run that is not finished, that solves most of the tasks, that saw its rows a
+    few times only, or if one of the numbers is not known.
+    """
+    solved_shares = facts.curve_values("heldout_success")
+    if facts.comparison is None or not solved_shares:
+        return None
+    if solved_shares[-1] > limits.MEMORISED_SOLVED_SHARE:
+        return None
+    passes = facts.passes_over_rows
+    if passes < limits.SEVERAL_PASSES:
+        return None
+    training_loss = recent_mean(facts.series("loss"))
+    heldout_losses = facts.curve_values("heldout_loss")
+    if training_loss is None or len(heldout_losses) < limits.FEWEST_EVALUATIONS:
+        return None
+    heldout_loss, halfway_loss = heldout_losses[-1], heldout_losses[(len(heldout_losses) - 1) // 2]
+    is_known_by_heart = training_loss <= limits.MEMORISED_LOSS_PART * heldout_loss
+    still_falls = heldout_loss <= (1 - limits.STILL_FALLING_PART) * halfway_loss
+    if not is_known_by_heart or still_falls:
+        return None
+    return _memorised_finding(facts, training_loss, heldout_loss, solved_shares[-1], passes)
+
+
+def _memorised_finding(
+    facts: Facts, training_loss: float, heldout_loss: float, solved_share: float, passes: float
+) -> Finding:
+    """The finding that rows are known by heart; losses in nats per token."""
+    rows = facts.training_rows.rows
+    evidence = {
+        "loss": training_loss,
+        "heldout_loss": heldout_loss,
+        "heldout_success": solved_share,
+        "rows": rows,
+        "passes": passes,
+    }
+    sentence = (
+        f"The {rows:,} rows are known by heart after {passes:.2g} passes (loss "
+        f"{training_loss:.2g}), the held-out loss rests at {heldout_loss:.2g}, and "
+        f"{whole_percent(solved_share)} of the held-out tasks are solved."
+    )
+    lever = edit_lever(
+        f"more different rows (say {limits.MORE_ROWS_FACTOR * rows:,}): other values of what the "
+        "answer depends on; more steps over these teach nothing new"
+    )
+    return Finding("memorised_rows", sentence, evidence, lever, playbook="sft", examples="worst")
 
 
 def _is_better(facts: Facts) -> bool:

@@ -226,6 +226,15 @@ class Facts:
         return last_step < planned_steps / 2
 
     @property
+    def heldout_drop(self) -> float:
+        """How far mean held-out success or reward is below that of step 0, as a positive number.
+        Returns 0.0 if it is not significantly below, and for a loss."""
+        start = self.against_start
+        if start is None or start.measure == "loss" or start.comparison.outcome.verdict != "worse":
+            return 0.0
+        return max(0.0, (start.before or 0.0) - (start.after or 0.0))
+
+    @property
     def passes_over_rows(self) -> float:
         """How often the run saw each of its training rows; 0.0 if that is not known."""
         batch_size, steps = self.settings.batch_size, self.settings.steps

@@ -546,13 +546,13 @@ def _gap_text(battery: Battery) -> str:
 
 def _most_lost_skills(battery: Battery) -> str:
     """The sentence part on the skills that lost most, such as "; most of all sums 0.90 to 0.30".
-    Returns "" if none lost."""
+    Returns "" if none lost. A mean without scores counts as 0."""
     lost_skills = [skill for skill in battery.skills if skill.lost][:_NAMED]
     if not lost_skills:
         return ""
-    # `after` is None if nothing was scored, which counts as 0.
     changes = [
-        f"{skill.skill} {skill.before:.2f} to {skill.after or 0.0:.2f}" for skill in lost_skills
+        f"{skill.skill} {skill.before or 0.0:.2f} to {skill.after or 0.0:.2f}"
+        for skill in lost_skills
     ]
     return f"; most of all {', '.join(changes)}"
 
