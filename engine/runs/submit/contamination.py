@@ -265,8 +265,8 @@ def is_harmless(overlap: Overlap) -> bool:
 
 
 def _overlapping_tasks(overlap: Overlap) -> int:
-    """Count the held-out tasks that stand in training rows or have a twin (nearly the same text)
-    among them."""
+    """Count the held-out tasks that stand in training rows or have a twin among them: a row that
+    holds none of the task's texts and teaches it all the same."""
     # Overlaps that older versions of this program stored do not count twins.
     twin_counts = overlap.get("twins", {})
     return sum(overlap[kind] for kind in _KINDS) + sum(twin_counts.values())
