@@ -25,6 +25,8 @@ SOURCES = (
     "network/decoder.py",
     "ops/kernels.py",
     "ops/liger.py",
+    "ops/low_rank.py",
+    "ops/norms.py",
     "ops/packing.py",
     "ops/fused_ops.py",
     "ops/matmul.py",

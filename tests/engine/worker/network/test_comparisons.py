@@ -1,5 +1,6 @@
 """The comparison with transformers is made once, and again whenever its answer could change."""
 
+import ast
 import json
 import os
 import subprocess
@@ -104,3 +105,29 @@ def test_a_known_model_loads_without_transformers_model_classes(
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_module_that_the_forward_computes_with_is_part_of_its_version():
+    root = Path(comparisons.__file__).parents[1]
+    found: set[Path] = set()
+    to_read = [root / "network/decoder.py"]
+    while to_read:
+        path = to_read.pop()
+        if path not in found:
+            found.add(path)
+            to_read += modules_imported(path, root)
+    names = {str(path.relative_to(root)) for path in found}
+    # An adapter is none of the forward that is compared: the base alone is.
+    computed = {name for name in names if name.startswith(("ops/", "network/"))}
+    assert computed - {"network/adapter.py"} == set(comparisons.SOURCES)
+
+
+def modules_imported(path: Path, root: Path) -> list[Path]:
+    """The files of the worker's ops and network that a module imports."""
+    paths = []
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            place = node.module.removeprefix("engine.worker.").replace(".", "/")
+            names = [place, *(f"{place}/{alias.name}" for alias in node.names)]
+            paths += [root / f"{name}.py" for name in names]
+    return [path for path in paths if path.is_file()]
