@@ -497,13 +497,14 @@ def tools(home: Home) -> Iterator[Finding]:
         yield Finding("inspector", "pass", "npx and uv are there")
 
 
-def runs(home: Home) -> Iterator[Finding]:
+def processes_of_runs(home: Home) -> Iterator[Finding]:
     """Check that every run that holds a device has a living process.
 
+    Of the runs that have not ended, the newest 50 are read; the finding "N open" counts only these.
     Also yields a warning for each of the last three failed runs, with its remedy.
     """
     with Store(home) as store:
-        open_runs = store.list_runs(limit=50, states=OPEN)  # the newest runs that have not ended
+        open_runs = store.list_runs(limit=50, states=OPEN)
         failed_runs = store.list_runs(limit=3, states=("failed",))
     abandoned = [
         row.run_id
@@ -557,7 +558,7 @@ CHECKS: tuple[Check, ...] = (
     training,
     fast_paths,
     tools,
-    runs,
+    processes_of_runs,
     run_files,
 )
 

@@ -29,7 +29,7 @@ KEEP = "keep"  # if the user has an environment of this name, its tasks are aske
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of a typical row or episode.
+    """Tokens of a typical row or episode. They are averages, so they may be fractions.
 
     Attributes:
         prompt: tokens of the prompt.
@@ -45,9 +45,11 @@ class Lengths:
 
     @property
     def total(self) -> float:
-        """Tokens of the prompt, of all assistant turns, and of the environment's replies."""
-        environment_tokens = BETWEEN_TURNS * max(0.0, self.turns - 1)
-        return self.prompt + self.turn_tokens * self.turns + environment_tokens
+        """Tokens of the whole episode: the prompt, all assistant turns, and a reply of the
+        environment between any two turns. Not a whole number, as the parts are averages."""
+        replies = max(0.0, self.turns - 1)
+        reply_tokens = BETWEEN_TURNS * replies  # BETWEEN_TURNS: the assumed tokens of one reply
+        return self.prompt + self.turn_tokens * self.turns + reply_tokens
 
 
 @dataclass(frozen=True)

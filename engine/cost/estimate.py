@@ -183,27 +183,27 @@ def _submit_call(env_id: str, model: str, algorithm: str, settings: Mapping[str,
 
 
 def _estimate_reply(home: Home, run: PlannedRun, forecast: Forecast, submit_call: Call) -> Reply:
-    """Make the reply of an estimate: figures, a summary, warnings, and the role of each GPU. In it
-    `next` has `submit_call` if the run fits and has rows, and before it what narrows a wide range.
+    """Make the reply of an estimate: figures, a summary, warnings, and the role of each GPU.
+
+    Its `next` is [] unless the run can be trained; else it has `submit_call`, after a call that
+    measures more if the estimated hours are a wide range.
     """
     figures, settings = forecast.estimate, run.resolved.settings
+    # Why no row fits into max_length, in words; "" if some do.
     misfit = none_fit(env_facts.statistics(run.env_facts, settings), settings)
-    text = summary(figures)
-    row_warnings = []
+    text, calls = summary(figures), list[Call]()
+    warnings = [*run.resolved.warnings, *unmeasured_warning(home, figures)]
+    warnings += _forecast_warnings(forecast)
     if misfit:
         text = f"{text} But {misfit}."
-        row_warnings = [f"{misfit}: nothing would be trained. Raise max_length."]
-    can_be_trained = figures.fits and not misfit
-    calls = [submit_call] if can_be_trained else []
-    narrowing = narrowing_call(home, figures.hours, figures.basis, submit_call.arguments)
-    if narrowing is not None and can_be_trained:
-        text, calls = f"{text} This is {WIDE_NOTE}.", [narrowing, submit_call]
-    settings_warnings = [*run.resolved.warnings, *unmeasured_warning(home, figures)]
-    reply = shown(figures) | {
-        "summary": text,
-        "next": [call.to_json() for call in calls],
-        "warnings": [*row_warnings, *settings_warnings, *_forecast_warnings(forecast)],
-    }
+        warnings.insert(0, f"{misfit}: nothing would be trained. Raise max_length.")
+    elif figures.fits:
+        calls = [submit_call]
+        narrowing = narrowing_call(home, figures.hours, figures.basis, submit_call.arguments)
+        if narrowing is not None:
+            text, calls = f"{text} This is {WIDE_NOTE}.", [narrowing, submit_call]
+    next_calls = [call.to_json() for call in calls]
+    reply = shown(figures) | {"summary": text, "next": next_calls, "warnings": warnings}
     return reply | run_size.roles(settings)
 
 

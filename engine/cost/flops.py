@@ -366,14 +366,16 @@ class Plan:
         )
 
     def _answer_lengths(self) -> tuple[list[int], list[int]]:
-        """Return two lists with a number for each row that has an answer: its tokens, and how many
-        of its first `max_length` tokens carry loss."""
+        """Return (tokens in all, tokens with loss): two lists with one item for each counted task
+        that has a reference answer. Of each task only the first `max_length` tokens may carry loss.
+        """
         settings = self.settings
         # The method is called for SFT only; no other settings have `loss_on`.
         loss_on = settings.loss_on if isinstance(settings, SFTSettings) else "assistant"
-        rows = [row for row in self.env.lengths if row.turns]
-        totals = [row.total for row in rows]
-        supervised = [row.supervised(loss_on, settings.max_length) for row in rows]
+        # `env.lengths` has the token counts of each counted task; without an answer no turns.
+        answered = [lengths for lengths in self.env.lengths if lengths.turns]
+        totals = [lengths.total for lengths in answered]
+        supervised = [lengths.supervised(loss_on, settings.max_length) for lengths in answered]
         return totals, supervised
 
     def _pair_lengths(self) -> tuple[list[int], list[int]]:
@@ -449,11 +451,11 @@ def update_work(plan: Plan, rows: float, tokens: float, length: float, supervise
     """Return the work of one optimizer step, forward and backward.
 
     Args:
-        plan: the run.
+        plan: the planned run: its model, settings and work in one step.
         rows: number of sequences in the step.
         tokens: tokens of all sequences together; a prompt that several sequences share counts once.
-        length: tokens of a typical sequence.
-        supervised: tokens of a typical sequence that carry loss.
+        length: tokens of one typical sequence.
+        supervised: how many of these `length` tokens carry loss.
     """
     operations = update_operations(
         plan.model,
@@ -464,9 +466,10 @@ def update_work(plan: Plan, rows: float, tokens: float, length: float, supervise
         scored=rows * supervised,
     )
     if plan.settings.gradient_checkpointing:  # activations are computed a second time
-        # The tokens expressed as whole sequences; fewer than `rows` if rows share a prompt.
-        sequences = tokens / max(1.0, length)
-        operations += forward_operations(plan, sequences, length)
+        # So many sequences of `length` have that many tokens; fewer than `rows` if prompts are
+        # shared, since a shared prompt is computed once.
+        equivalent_rows = tokens / max(1.0, length)
+        operations += forward_operations(plan, equivalent_rows, length)
     if plan.packed:
         microbatches = max(1.0, tokens / plan.job.microbatch_tokens)
     else:  # each row is a forward pass of its own

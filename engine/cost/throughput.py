@@ -296,7 +296,7 @@ def _start_probe(home: Home, device: Device) -> bool:
     Returns True if a probe is running now, which another call may have started. Returns False if no
     probe can be started. Raises OSError if the disk cannot be written.
     """
-    if programs.trains_without_torch():  # only in tests that replace trainers by scripts
+    if programs.trainer_is_replaced():  # only in tests that replace trainers by scripts
         return False
     with Store(home.whole) as store:
         if store.list_runs(limit=1, states=HOLDS_DEVICE):  # a busy device would be measured

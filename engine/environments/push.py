@@ -104,9 +104,9 @@ def push_env(
     """Store the environment in the folder `path` as a version; equal files give the same version.
 
     Args:
-        path: a folder inside one of `roots` (None: anywhere), or one that holds the files of a
-            stored version. A dataset of the hub (`ORG/NAME`, `ORG/NAME:SUBSET`) or a known
-            benchmark (`benchmark:NAME`) is fetched first.
+        path: the environment's folder, inside one of `roots` (None: anywhere), or that with the
+            files of a stored version; or a name: a dataset of the hub (`ORG/NAME`,
+            `ORG/NAME:SUBSET`) or a benchmark (`benchmark:NAME`), which is fetched first.
         name: the name of the environment; "" takes the folder's name.
         install: install the packages of requirements.txt that are missing.
         check_settings: refuses a new version whose settings ask for too much; None allows all.
@@ -128,8 +128,8 @@ def push_env(
             _store_version(draft, indexed_data, install, check_settings)
         except EnvProblem as problem:
             raise as_user_error(problem) from problem
-    env_id = f"{name}@{file_copy.digest[:12]}"  # as `Draft.hash`
-    stored = registry.find_env(home, env_id, sealed=True)
+    env_id = f"{name}@{draft.hash}"
+    stored = registry.find_env(home, env_id, sealed=True)  # sealed exams are found too
     return _with_origin(_reply(stored, file_copy), source.origin)
 
 
@@ -202,21 +202,22 @@ def _store_version(
     draft: Draft, indexed_data: Indexed | None, install: bool, check_settings: SettingsCheck | None
 ) -> None:
     """Store the draft as a new version. If a version with the same content exists, make that one
-    the newest of its name instead.
+    the newest of its name instead (`_push_again`).
 
     `indexed_data` are its data if they are too large to copy, else None. `install` allows to
     install missing packages. `check_settings` raises UserError if the settings ask for too much;
-    None allows all.
+    None allows all. A version that the caller owns already was checked when it became theirs.
     """
     version_folder = draft.home.env(draft.name, draft.hash)
     is_stored = database_row(version_folder) is not None
     with Store(own_part(draft.home)) as store:
         is_own = store.sees_env(f"{draft.name}@{draft.hash}")
-    # What others have stored, also if they share it, is checked as if it were new: it becomes the
-    # caller's own, and stays that when sharing ends.
+    # A version that only others own is checked like a new one, even if they share it: by this push
+    # the caller comes to own it too, and keeps it when the others stop sharing.
     if check_settings is not None and not (is_stored and is_own):
         check_settings(draft.settings)
     if is_stored:
+        # It calls `check_settings` itself before it repeats an audit, even for the owner.
         _push_again(draft, version_folder, install, check_settings)
         return
     if indexed_data:

@@ -312,13 +312,15 @@ def read_tasks(record: EnvRecord, split: str | None = None) -> Sequence[TaskRow]
     """Return the rows of a version: those of `split` ("train", "dev" or "heldout"), or all if
     `split` is None.
 
-    If the data were too large to copy at the push, None gives only the training rows. Raises
-    UserError DATASET_INVALID if such data are gone or changed.
+    A version with large data (training rows that were too large to copy when it was pushed) has
+    them in the user's files; for it None gives the training rows alone. Raises UserError
+    DATASET_INVALID if those files are gone or changed.
     """
-    # Large data would not fit into a list: the rows are read one by one.
-    if record.version.data and split in ("train", None):
-        check_files(record.version.data, record.env_id)
-        return IndexedRows(record.version.data, record.dir / ROWS_INDEX)
+    large_data = record.version.data  # empty unless the training rows were too large to copy
+    if large_data and split in ("train", None):
+        check_files(large_data, record.env_id)
+        # They would not fit into a list: each row is read when it is asked for.
+        return IndexedRows(large_data, record.dir / ROWS_INDEX)
     rows = read_rows(record.dir / TASKS)
     return [row for row in rows if split is None or row["split"] == split]
 

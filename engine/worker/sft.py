@@ -266,8 +266,9 @@ def loss_rows(job: Job[SFTConfig], components: Components, tasks: list[TaskRow])
 
 
 def _rows_of(job: Job[SFTConfig], components: Components, task: TaskRow) -> list[tuple[Row, int]]:
-    """Render a task's conversation. Returns for each of its rows (the row, cut at max_length; how
-    many ids it has uncut)."""
+    """Render a task's conversation as training rows; most have one row, but a chat template may
+    split a conversation. Returns for each row (the row with at most max_length token ids, the
+    number of token ids before that cut); the two numbers tell the caller which rows were cut."""
     settings, tools = job.config.settings, components.env.tools
     rendered = components.renderer.rows(
         conversation(task), asked_tools(task, tools), settings.loss_on, settings.thinking

@@ -40,8 +40,8 @@ def spare_uid(needed_folders: list[str], box: Path) -> int | None:
     user.
 
     A needed folder may be inside a folder that others may not enter, e.g. an interpreter in /root.
-    Then this process gets a mount namespace in which the needed folder is readable and nothing else
-    in the private one is visible.
+    Then this process gets a mount namespace in which the needed folder can be read by every uid,
+    while all else in the folder around it (/root) is hidden.
 
     The present user is kept if:
 
@@ -57,10 +57,12 @@ def spare_uid(needed_folders: list[str], box: Path) -> int | None:
         return None
     real_paths = {Path(path).resolve() for path in needed_folders}
     folders = {path for path in real_paths if path.is_dir()}
-    if not _is_exposed(folders, box):
-        is_exposed_now = _make_reachable(folders, box)  # puts this process into a mount namespace
-        if not is_exposed_now:
-            return None
+    every_uid_can_read = _is_exposed(folders, box)
+    if not every_uid_can_read:
+        # This puts the process into a mount namespace, unless it fails.
+        every_uid_can_read = _make_reachable(folders, box)
+    if not every_uid_can_read:
+        return None
     used_uids = _uids_in_use()
     # At random, so that two processes that start at once hardly ever take the same one.
     for uid in random.SystemRandom().sample(UIDS, TRIES):

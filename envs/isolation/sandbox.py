@@ -160,8 +160,11 @@ def confine_process(
 ) -> Confinement:
     """Confine this process for good by every measure that works on this machine.
 
-    Afterwards the function tries what must now be impossible (`escapes`); a measure counts only if
-    this attempt fails. Returns the level, the measures that hold and the gaps that remain.
+    Afterwards a self-test tries what must now be impossible; a measure counts only if this attempt
+    fails. Returns the level, the measures that hold and the gaps that remain.
+
+    There are three cases of network: `limits.network` allows the machine's; without it nothing can
+    be reached; or, if `reach` names a gateway or a server of its own, only their ports.
 
     Args:
         limits: the resources the process may use.
@@ -182,21 +185,30 @@ def confine_process(
         return Confinement(LIMITS, tuple(holds), ('config.toml says sandbox = "off"',))
     kernel.drop_capabilities()
     abi, has_filter = _restrict(limits, box, uid, spaces, reach)
-    # Without a network it may still reach its gateway and its own server, and must reach no more.
     has_own_ports_only = bool(reach.own_ports) and not limits.network
-    escaped = escapes(box, limits.network or has_own_ports_only, sandbox.hidden)
+    may_make_sockets = limits.network or has_own_ports_only
+    escaped = escapes(box, may_make_sockets, sandbox.hidden)
     if has_own_ports_only and not offline and _can_connect_elsewhere():
         escaped.add("network")
     test = _SelfTest(abi, has_filter, escaped)
     holds += _measures(test, spaces)
-    if has_own_ports_only and "network" not in escaped:
-        holds.append(_ports_in_words(reach))
-    else:
-        has_no_network = offline or (test.calls_refused and not limits.network)
-        is_cut_off = has_no_network and not has_own_ports_only
-        holds.append("no network" if is_cut_off else "network open")
-    gaps = [*_gaps_shown(test, sandbox.hidden, uid, offline), *_other_gaps(box, uid, spaces)]
+    holds.append(_network_in_words(test, limits, offline, reach))
+    gaps = _gaps_of_self_test(test, sandbox.hidden, uid, offline)
+    gaps += _gaps_beside_filters(box, uid, spaces)
     return Confinement(_level(test, spaces), tuple(holds), tuple(gaps))
+
+
+def _network_in_words(test: "_SelfTest", limits: Limits, offline: bool, reach: Reach) -> str:
+    """Return in words which network user code has: none, its own ports alone, or "network open".
+
+    `offline` says whether the network namespace of the process is empty. Without one, only the
+    seccomp filter keeps a process from the network, by refusing sockets.
+    """
+    if limits.network:
+        return "no network" if offline else "network open"
+    if reach.own_ports:
+        return "network open" if "network" in test.escaped else _ports_in_words(reach)
+    return "no network" if offline or test.calls_refused else "network open"
 
 
 def _ports_in_words(reach: Reach) -> str:
@@ -264,7 +276,7 @@ def _level(test: _SelfTest, spaces: str) -> str:
     return FULL if spaces else NO_NAMESPACES
 
 
-def _gaps_shown(
+def _gaps_of_self_test(
     test: _SelfTest, hidden: Iterable[str], uid: int | None, offline: bool
 ) -> list[str]:
     """Return in words the gaps that the self-test has shown: what user code can still do.
@@ -357,7 +369,7 @@ def _restrict_files(limits: Limits, box: Path, spaces: str, reach: Reach) -> int
     return 0
 
 
-def _other_gaps(box: Path, uid: int | None, spaces: str) -> Iterator[str]:
+def _gaps_beside_filters(box: Path, uid: int | None, spaces: str) -> Iterator[str]:
     """Yield in words what user code can still do even if Landlock and seccomp hold.
 
     Args:

@@ -495,11 +495,13 @@ def _hours_text(hours: float) -> str:
 
 
 def _was_submitted(store: Store, request_id: str) -> bool:
-    """Whether an earlier call with this `request_id` submitted a run; False for ""."""
+    """Whether an earlier call with this `request_id` submitted a run; False for "" (no id)."""
+    # `requested_run` also compares the stored request with that of the call, which is not known
+    # here. An empty one stands for it: it differs from every stored request, so for an id in use an
+    # error (REQUEST_CONFLICT) is raised, and None is returned for an unused id or "".
+    unknown_request: dict[str, object] = {}
     try:
-        # {} stands for the request of the call, which is not known here. So a stored run whose
-        # request differs from {} raises an error, and that too means that it was submitted.
-        return store.requested_run(request_id, {}) is not None
+        return store.requested_run(request_id, unknown_request) is not None
     except UserError:
         return True
 

@@ -203,18 +203,21 @@ def scalar(name: str, value: Any) -> Text:
 
 
 def _quantity(name: str, value: float) -> str:
-    """Return a number as people read it: a date if the field `name` holds a time, e.g. "1.2 MB" if
-    it holds bytes, and any other fraction rounded to four digits.
+    """Return the value of the field `name` as people read it; "" if it is to be shown unchanged.
 
-    Returns "" for any other whole number, which is shown unchanged.
+    - a time in unix seconds (`TIMES`): the local date, "2024-05-01 12:30"; a number up to
+      `LEAST_TIME` is a duration, and is treated like any other number
+    - bytes (`BYTES`): with a unit, "1.2 MB"
+    - another float: rounded to four digits, but to a whole number if it is 1e9 or more
+    - another int: ""
     """
-    if name in TIMES and value > LEAST_TIME:  # a smaller number is a duration
+    if name in TIMES and value > LEAST_TIME:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(value))
     if name in BYTES:
         return size(value)
     if isinstance(value, float):
-        # A number from 1e9 on, such as unix seconds, is written in full.
-        return significant(value, digits=4) if abs(value) < 1e9 else f"{value:.0f}"
+        is_small = abs(value) < 1e9  # unix seconds of a field with another name are not
+        return significant(value, digits=4) if is_small else f"{value:.0f}"
     return ""
 
 

@@ -132,12 +132,14 @@ def _reason_and_lever(facts: Facts, against_start: StartComparison) -> tuple[str
 
 
 def _reason_in_pairs_or_teacher(facts: Facts, against_start: StartComparison) -> tuple[str, Lever]:
-    """(the reason for a fall below the start, the advice) for a run that copies pairs or a teacher.
+    """(the reason why the policy got worse than at the start, the advice on what to change).
 
-    If the policy learnt what they show, DPO blames its pairs and a distillation its teacher.
-    Otherwise, and for any other algorithm, the reason is "" and the advice is a lower learning
-    rate.
+    If DPO did learn to prefer the better answers of its pairs, the pairs are to blame; if a
+    distillation did come nearer to its teacher, the teacher is. Otherwise, and for any other
+    algorithm, the reason is "" and the advice is a lower learning rate. The reason begins with a
+    comma, because it continues a sentence.
     """
+    # A loss is measured on reference answers; only the model's own answers can speak against pairs.
     if facts.algorithm == "dpo" and against_start.measure != "loss":
         preferred_share = recent_mean(facts.series("preference_accuracy"))
         if preferred_share is not None and preferred_share >= limits.LEARNT_PAIRS_SHARE:

@@ -68,7 +68,8 @@ def model_card(home: Home, run_id: str) -> str:
 def html_of(dossier: Dossier) -> str:
     """The report as one HTML document. Sections that have nothing to show are left out."""
     sections = [build_section(dossier) for build_section in _SECTIONS]
-    _, colour = outcome.headline(dossier)
+    # The word of the headline is left to `outcome.verdict`, which the template shows in full.
+    _word, colour = outcome.headline(dossier)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -78,7 +79,7 @@ def html_of(dossier: Dossier) -> str:
     )
     return environment.get_template(_TEMPLATE).render(
         run_id=dossier.row.run_id,
-        mood=colour,
+        mood=colour,  # the CSS class of the page's head is "mood-" and this
         chips=dossier.labels,
         verdict=outcome.verdict(dossier),
         sections=[section for section in sections if section is not None],

@@ -38,8 +38,10 @@ class FarExecutor(Executor, Protocol):
         ...
 
     def send(self, run: RunDir, config: TrainConfig, handle: Handle) -> int:
-        """Put everything on the host that the launch of the run needs. Returns the number of bytes
-        that were sent."""
+        """Send the host the files that a run needs there: its models, environments, configuration
+        and source code, without those that the host has already. A host that is rented is only
+        ordered here, and gets the files once it is up. `handle` tells which launch of the run on
+        this host it is for. Returns the number of bytes that were sent."""
         ...
 
     def folder(self, run: RunDir, handle: Handle) -> str:

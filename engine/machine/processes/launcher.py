@@ -89,7 +89,7 @@ def worker_python(home: Home) -> str:
     torch), else that of the home's training environment. Raises UserError NO_TORCH if there is
     neither.
     """
-    if programs.trains_without_torch() or importlib.util.find_spec("torch") is not None:
+    if programs.trainer_is_replaced() or importlib.util.find_spec("torch") is not None:
         return sys.executable
     if home.train_python.is_file():
         return str(home.train_python)
@@ -108,7 +108,7 @@ def require_quantizer(home: Home, quantization: str) -> None:
     UserError SETTING_INVALID if bitsandbytes is missing, NO_TORCH if there is no interpreter for
     workers.
     """
-    if quantization != "nf4" or programs.trains_without_torch():
+    if quantization != "nf4" or programs.trainer_is_replaced():
         return
     python = worker_python(home)
     if python == sys.executable:

@@ -57,10 +57,11 @@ def command(kind: Kind) -> list[str]:
     return [script] if script else ["-m", PROGRAMS[kind]]
 
 
-def trains_without_torch() -> bool:
-    """Return whether a test has replaced trainers by scripts; then nothing needs torch, and no
-    speed is measured."""
-    return "trainer" in _stand_ins()
+def trainer_is_replaced() -> bool:
+    """Return whether a test runs a script in place of the trainer; always False outside tests. Then
+    nothing needs torch, and no speed is measured."""
+    script_of_program = _stand_ins()  # kind of program -> the script in its place
+    return "trainer" in script_of_program
 
 
 def _stand_ins() -> Mapping[str, str]:

@@ -93,17 +93,18 @@ def fields_of(body: Any, acted_on: Sequence[str], decided: Sequence[str]) -> Jso
 
 
 def conversation(messages: Any) -> list[ChatMessage]:
-    """Return the messages of a request in one normal form. Raises Refused (400) if there are none
-    or one of them cannot be read."""
+    """Return the messages of a request in the normal form of `envs.base.Message.to_dict`, in which
+    messages with the same meaning compare as equal. Raises Refused (400) if there are none, or if
+    one of them cannot be read."""
     if not isinstance(messages, list) or not messages:
         raise Refused(400, "messages must be a list with at least one message.")
     try:
-        return [same_form(message) for message in messages]
+        return [normal_form(message) for message in messages]
     except (TypeError, ValueError) as error:
         raise Refused(400, f"messages: {error}.") from error
 
 
-def same_form(message: Mapping[str, Any]) -> ChatMessage:
+def normal_form(message: Mapping[str, Any]) -> ChatMessage:
     """Return a message in a normal form, in which messages with the same meaning compare as equal.
     Raises TypeError or ValueError if it is no message."""
     return Message.from_dict(message).to_dict()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from engine.models.chat_format import TemplateError
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.trajectory import Completion, Trajectory
-from engine.worker.gateway.asked import Answer, Question, same_form
+from engine.worker.gateway.asked import Answer, Question, normal_form
 from engine.worker.gateway.chat_request import Refused, tool_call_as_openai
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.rollouts.collect import append_turn
@@ -247,4 +247,4 @@ def _as_program_repeats(text: str, calls: list[JsonObject]) -> ChatMessage:
     message: ChatMessage = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = calls
-    return same_form(message)
+    return normal_form(message)

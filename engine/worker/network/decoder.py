@@ -438,22 +438,26 @@ class _LayerStep:
         self, x: torch.Tensor, delta: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the layer on the residual stream `x` [N, hidden]. `delta` [N, hidden] is the output
-        of the previous layer, which has not been added to `x` yet; None at the first layer.
+        of the previous layer, which has not been added to `x` yet; None at the first layer. It is
+        added here, because the sum and its norm are computed by one kernel.
 
         Returns (x, delta) for the next layer, which adds them: for the tokens `self.needed` alone,
         or for all N if that is None.
+
+        A model has norms either before attention and MLP or after them. The others are None; where
+        the norm is None, the helpers pass their input on as it is.
         """
         layer, dropout = self.layer, self.shared.dropout
-        _, o, gate_up, down = self.linears  # the first is applied in `_rotated_heads`
-        x, y = self._added_then_normed(x, delta, layer.norm_in)
-        attended = self.shared.attention(self._rotated_heads(y))
+        # The first of the four, queries, keys and values, is applied in `_rotated_heads`.
+        _qkv, attention_output, gate_up, down = self.linears
+        x, normed_x = self._added_then_normed(x, delta, layer.norm_in)
+        attended = self.shared.attention(self._rotated_heads(normed_x))
         if self.needed is not None:
             attended, x = PickRows.apply(attended, self.needed), PickRows.apply(x, self.needed)
-        # A model has norms either before attention and MLP or after them; the others are None.
-        delta = self._normed(o(attended, dropout), layer.norm_attended)
-        x, y = self._added_then_normed(x, delta, layer.norm_mid)
+        delta = self._normed(attention_output(attended, dropout), layer.norm_attended)
+        x, normed_x = self._added_then_normed(x, delta, layer.norm_mid)
         # The MLP: the projection `down` of silu(gate) * up.
-        gated_input = gate_up(y, dropout)
+        gated_input = gate_up(normed_x, dropout)
         delta = down.apply_gated(gated_input, dropout, self.shared.decoder.functions)
         return x, self._normed(delta, layer.norm_mlp)
 

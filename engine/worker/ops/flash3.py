@@ -25,7 +25,7 @@ def why_not(device: torch.device) -> str:
         return "FlashAttention 3 is for GPUs of compute capability 9.0 (Hopper)"
     if find_spec(MODULE) is None:
         return f"the module {MODULE} is not installed"
-    if not hasattr(_switches(), "activate_flash_attention_impl"):
+    if not hasattr(_torch_attention(), "activate_flash_attention_impl"):
         return f"torch {torch.__version__} has no switch for it"
     return ""
 
@@ -33,34 +33,35 @@ def why_not(device: torch.device) -> str:
 def activate() -> None:
     """Use FlashAttention 3 in this process from now on, instead of torch's own attention kernels.
     Whatever its package raises is passed on."""
-    _switches().activate_flash_attention_impl(NAME)
+    _torch_attention().activate_flash_attention_impl(NAME)
 
 
 @contextmanager
 def in_use(*, wanted: bool) -> Iterator[None]:
     """Use FlashAttention 3 (if `wanted`) or torch's own attention kernels inside the context, in
     the whole process; restore the former choice on exit."""
-    switches = _switches()
-    before = switches.current_flash_attention_impl()
-    _activate(switches, NAME if wanted else None)
+    torch_attention = _torch_attention()
+    before = torch_attention.current_flash_attention_impl()
+    _activate(torch_attention, NAME if wanted else None)
     try:
         yield
     finally:
-        _activate(switches, before)
+        _activate(torch_attention, before)
 
 
-def _activate(switches: Any, name: str | None) -> None:
-    """Use the attention implementation with this name in torch's list from now on; None stands for
-    torch's own. `switches` is torch's module with the functions for that."""
-    if name == switches.current_flash_attention_impl():
+def _activate(torch_attention: Any, name: str | None) -> None:
+    """Make torch use the attention kernels that are registered with it under `name`, such as "FA3",
+    in this process from now on; None stands for torch's own. `torch_attention` is the module
+    torch.nn.attention; its type is Any, because older versions of torch lack these functions."""
+    if name == torch_attention.current_flash_attention_impl():
         return
     if name is None:
-        switches.restore_flash_attention_impl()
+        torch_attention.restore_flash_attention_impl()
     else:
-        switches.activate_flash_attention_impl(name)
+        torch_attention.activate_flash_attention_impl(name)
 
 
-def _switches() -> Any:
+def _torch_attention() -> Any:
     """Return torch's module with the functions that switch between implementations of attention.
     Its older versions lack some of them."""
     return import_module("torch.nn.attention")

@@ -93,9 +93,15 @@ def add_norm(
 def add_norm_gradient(
     saved: Tensors, weight: torch.Tensor, dtotal: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    """Compute the gradient of x in `add_norm`, which is also the gradient of delta. `saved` is the
-    third result of `add_norm`, `weight` its argument, `dtotal` the gradient of its first result
-    (the sum x + delta), `dy` that of its second (the norm of the sum)."""
+    """Compute the gradient of x in `add_norm`, which is also the gradient of delta.
+
+    Args:
+        saved: the third result of `add_norm`: tensors that give sum / rms(sum) and 1 / rms(sum).
+        weight: the norm's weight, as it was given to `add_norm`.
+        dtotal: the gradient of its first result, the sum x + delta.
+        dy: the gradient of its second result, the norm of the sum.
+    """
+    # Where that takes 1 / weight, `saved` has it.
     normed, inverse = _undo_weight(saved)
     return normalise_gradient(normed, inverse, weight, dy).add_(dtotal)
 

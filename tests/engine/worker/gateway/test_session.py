@@ -7,7 +7,7 @@ from loops import PEBBLE
 from transformers import AutoTokenizer
 
 from engine.worker.core.trajectory import Completion, Trajectory
-from engine.worker.gateway.asked import Answer, Question, same_form
+from engine.worker.gateway.asked import Answer, Question, normal_form
 from engine.worker.gateway.chat_request import Refused
 from engine.worker.gateway.session import Rules, Session, Turn
 from engine.worker.network.sampler import SamplingParams
@@ -36,7 +36,7 @@ def spoken(answer: Answer) -> ChatMessage:
     message: ChatMessage = {"role": "assistant", "content": answer.text or None}
     if answer.tool_calls:
         message["tool_calls"] = answer.tool_calls
-    return same_form(message)
+    return normal_form(message)
 
 
 class Rollout:
