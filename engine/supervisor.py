@@ -307,9 +307,11 @@ def _restart_killed_attendant(watch: Watch) -> bool:
 def _check_heartbeat(watch: Watch) -> None:
     """Read the trainer's heartbeat (its last sign of life, with its progress). If it is new, update
     the alerts about when the run ends."""
-    vigil = watch.vigil  # None before the trainer is started
-    if vigil is not None and vigil.read_heartbeat_if_due() and watch.row.state == "running":
-        with contextlib.suppress(OSError):  # there is no room for an event
+    if (vigil := watch.vigil) is None:  # it reads the heartbeats of a trainer that was started
+        return
+    is_new = vigil.read_heartbeat_if_due()
+    if is_new and watch.row.state == "running":
+        with contextlib.suppress(OSError):  # no room for an alert's event: the run goes on
             nearest_cap = watch.home_cap.nearest(watch.store, watch.run, watch.row, watch.elapsed)
             vigil.note_forecast(nearest_cap, watch.elapsed)
 

@@ -393,10 +393,10 @@ def content_of(message: ChatMessage) -> str:
 
 
 def answer_text(row: Answer) -> str:
-    """What the model answered, as text.
+    """What the model answered, as text: its completion, or, after several turns, the messages of
+    the whole conversation. A row without a completion has its one message instead.
 
-    If there are several messages after the prompt, that is the whole conversation, else the
-    completion.
+    `row.messages` holds what came after the prompt.
     """
     if row.messages and len(row.messages) > 1:
         return text_of(row.messages)

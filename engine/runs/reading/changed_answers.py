@@ -191,8 +191,8 @@ def _choose_evaluations(reading: Reading) -> _Comparison:
 
 
 def _evaluations_of_models(reading: Reading) -> _Comparison:
-    """Read the answers of the first model of an evaluation and of the requested model. If no model
-    is requested, that is the last one; if the first is requested, it is compared with the second.
+    """Read the answers of two models of an evaluation: the requested one, or else the last, as
+    `after`, and the first one as `before`. If the first is requested, `before` is the second.
 
     Raises UserError NO_EVALUATION if no model has answers yet, BAD_ARGUMENT if only one model was
     evaluated or the requested one has no answers.

@@ -128,21 +128,19 @@ def _trainings(home: Home, ref: str) -> list[_Training]:
     A training that the viewer (the key on whose behalf the home is read) may not see is listed
     without the id of its run. Returns [] if the model was not trained here, or if `ref` is "".
     """
-    run_id = trained_by(home, ref) if ref else ""
-    if not run_id:
+    last_run = trained_by(home, ref) if ref else ""
+    if not last_run:
         return []
-    whole = home.whole  # what was trained on counts, whoever did it
-    ancestor_names = ancestors(whole, making_of_run(whole, run_id))
-    # The last ancestor may be a base model, whose name has a slash.
-    run_ids = [name for name in ancestor_names if "/" not in name]
-    # A config is None if its file is gone or damaged. That run is left out: its environment is not
-    # known.
-    configs = {run_id: home.run(run_id).find_config() for run_id in run_ids}
-    return [
-        _Training(ref, run_id if sees(home, run_id) else HIDDEN, config.env_id)
-        for run_id, config in configs.items()
-        if config
-    ]
+    whole_home = home.whole  # with the runs of all keys: their rows were trained on too
+    trainings = []
+    for name in ancestors(whole_home, making_of_run(whole_home, last_run)):
+        if "/" in name:  # a base model, which may be the last ancestor; a run's id has no slash
+            continue
+        config = home.run(name).find_config()
+        if config is not None:  # else its file is gone or damaged, and its environment not known
+            shown_id = name if sees(home, name) else HIDDEN
+            trainings.append(_Training(ref, shown_id, config.env_id))
+    return trainings
 
 
 def _compare_all(
