@@ -51,7 +51,7 @@ def overfitting(facts: Facts) -> Finding | None:
     training_loss_fell = losses.training_now < losses.training_then
     if not rose_enough or not training_loss_fell:
         return None
-    if _success_rose(facts, losses.lowest_step, losses.last_step):
+    if success_rose(facts, losses.lowest_step, losses.last_step):
         return None
     return _overfitting_finding(facts, losses)
 
@@ -139,7 +139,7 @@ def _overfitting_lever(facts: Facts, best_step: int) -> Lever:
     return setting_lever("steps", now=facts.settings.steps, to=best_step, why=reason)
 
 
-def _success_rose(facts: Facts, from_step: int, to_step: int) -> bool:
+def success_rose(facts: Facts, from_step: int, to_step: int) -> bool:
     """Whether held-out success clearly rose from one step to another.
 
     A step without a measured success counts as 0.

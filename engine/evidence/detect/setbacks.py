@@ -12,6 +12,7 @@ from engine.evidence.detect.findings import (
     lower_rate_lever,
     setting_lever,
 )
+from engine.evidence.detect.learning import success_rose
 from engine.evidence.detect.views import Facts, StartComparison, is_learning
 from engine.evidence.stats import thresholds as limits
 from engine.evidence.stats.inference import ALPHA
@@ -509,31 +510,33 @@ def rows_disagree(facts: Facts) -> Finding | None:
 def memorised_rows(facts: Facts) -> Finding | None:
     """Detect an SFT run that knows its rows by heart and solves few held-out tasks.
 
-    Its training loss is a small part of the held-out loss, which no longer falls: what the rows
-    have in common is learnt, and what differs between them does not come from more of the same
-    steps. Where the held-out loss rises, `overfitting` is reported instead.
+    Its training loss is a small part of the held-out loss, which is at rest: it neither falls nor
+    rises (see `overfitting`), and held-out success does not rise either. More of the same steps
+    teach nothing new.
 
     Returns None for a run that is not finished, that solves most of the tasks, that saw its rows a
     few times only, or if one of the numbers is not known.
     """
-    solved_shares = facts.curve_values("heldout_success")
-    if facts.comparison is None or not solved_shares:
-        return None
-    if solved_shares[-1] > limits.MEMORISED_SOLVED_SHARE:
-        return None
-    passes = facts.passes_over_rows
-    if passes < limits.SEVERAL_PASSES:
-        return None
+    success_curve, loss_curve = facts.curve("heldout_success"), facts.curve("heldout_loss")
     training_loss = recent_mean(facts.series("loss"))
-    heldout_losses = facts.curve_values("heldout_loss")
-    if training_loss is None or len(heldout_losses) < limits.FEWEST_EVALUATIONS:
+    if facts.comparison is None or training_loss is None or not success_curve:
         return None
-    heldout_loss, halfway_loss = heldout_losses[-1], heldout_losses[(len(heldout_losses) - 1) // 2]
+    solved_share, passes = success_curve[-1][1], facts.passes_over_rows
+    if solved_share > limits.MEMORISED_SOLVED_SHARE or passes < limits.SEVERAL_PASSES:
+        return None
+    if len(loss_curve) < limits.FEWEST_EVALUATIONS:
+        return None
+    halfway_step, halfway_loss = loss_curve[(len(loss_curve) - 1) // 2]
+    last_step, heldout_loss = loss_curve[-1]
+    lowest_loss = min(loss for _, loss in loss_curve)
     is_known_by_heart = training_loss <= limits.MEMORISED_LOSS_PART * heldout_loss
     still_falls = heldout_loss <= (1 - limits.STILL_FALLING_PART) * halfway_loss
-    if not is_known_by_heart or still_falls:
+    rises = heldout_loss >= (1 + limits.OVERFIT_RISE_PART) * lowest_loss
+    if not is_known_by_heart or still_falls or rises:
         return None
-    return _memorised_finding(facts, training_loss, heldout_loss, solved_shares[-1], passes)
+    if success_rose(facts, halfway_step, last_step):
+        return None
+    return _memorised_finding(facts, training_loss, heldout_loss, solved_share, passes)
 
 
 def _memorised_finding(

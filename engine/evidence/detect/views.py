@@ -237,10 +237,10 @@ class Facts:
     @property
     def passes_over_rows(self) -> float:
         """How often the run saw each of its training rows; 0.0 if that is not known."""
-        batch_size, steps = self.settings.batch_size, self.settings.steps
-        if not batch_size or not steps or not self.training_rows.rows:
+        batch_size, rows = self.settings.batch_size, self.training_rows.rows
+        if not batch_size or not rows or not self.lines:
             return 0.0
-        return steps * batch_size / self.training_rows.rows
+        return self.lines[-1]["step"] * batch_size / rows  # of the steps that were done
 
     @property
     def last_answers(self) -> View | None:

@@ -12,7 +12,7 @@ from functools import cached_property
 from engine.evidence.overlap.words import tokens_of
 
 _STEM_CHARS = 5  # "buy" and "buys", "apple" and "apples" are one word
-_CODE_LETTERS = 0.6  # different letters of a code at most, as a part of its length
+_CODE_LETTERS = 0.45  # different letters of a code at most, as a part of its length
 
 _GRAMMAR = frozenset(
     (

@@ -41,6 +41,7 @@ LEAST_SHARED = 0.25  # of the weight of both texts, that a paraphrase shares
 FEWEST_SIGNS = 3
 LONG_CODE = 12  # letters
 FEWEST_ANSWER_WORDS = 3  # of an answer that is told from others by its words
+MOST_SAME_ANSWERS = 5  # training rows with an answer that is rare
 FEWEST_WORDS = 6  # of a text, without its numbers, that is told from others by its words...
 FEWEST_GRAMMAR = 8  # ...or by its words of grammar alone
 # Rows of one source: at least this part of the pairs expected, and at most so many times as many,
@@ -87,7 +88,7 @@ def find_twins(
     weights = _Weights(train, heldout)
     searches = (  # of the strongest kind first; each runs only if there is time left
         lambda: _twins_by_mask("paraphrase", train, heldout, weights),
-        lambda: _paraphrases_by_answer(train, heldout, weights),
+        lambda: _paraphrases_by_answer(train, heldout, weights, deadline),
         lambda: _paraphrases(train, heldout, weights, deadline),
         lambda: _twins_by_mask("numbers", train, heldout, weights),
         lambda: _twins_by_mask("template", train, heldout, weights),
@@ -154,7 +155,7 @@ def _mask(kind: TwinKind, text: Text, weights: "_Weights") -> tuple[str, ...]:
 
 
 def _is_long_code(part: str) -> bool:
-    """Return whether a part of a payload is a code of so many letters that none is drawn twice."""
+    """Return whether a part of a payload is a code so long that chance does not draw it twice."""
     return len(part) >= LONG_CODE and is_code(part)
 
 
@@ -252,28 +253,37 @@ def _nearest_rows(
 
 
 def _paraphrases_by_answer(
-    train: Sequence[Text], heldout: Sequence[Text], weights: "_Weights"
+    train: Sequence[Text], heldout: Sequence[Text], weights: "_Weights", deadline: float
 ) -> Iterator[Twin]:
-    """Yield the pairs of task and row that have the same answer and are about its words.
+    """Yield the pairs of task and row that have the same rare answer and are about its words.
 
     For example "Reverse these words: a, and, life" and "Flip this series: a, and, life", with the
     answer "life, and, a": every other row may have such words too, but not in this order.
     """
     rows_by_answer: dict[tuple[str, ...], list[Text]] = defaultdict(list)
     for row in train:
-        if _is_about_its_answer(row):
+        if len(row.answer_tokens) >= FEWEST_ANSWER_WORDS:
             rows_by_answer[tuple(row.answer_tokens)].append(row)
+    task_counts = Counter(tuple(text.answer_tokens) for text in heldout)
     for text in heldout:
-        if _is_about_its_answer(text):
-            for row in rows_by_answer[tuple(text.answer_tokens)]:
-                if _asks_about_same_words(text, row, weights):
-                    yield Twin("paraphrase", text.row, row.row)
-                    break
+        answer = tuple(text.answer_tokens)
+        rows = rows_by_answer.get(answer, [])
+        # An answer that others have too, such as a label, says nothing of the question.
+        if not rows or task_counts[answer] > 1 or len(rows) > MOST_SAME_ANSWERS:
+            continue
+        if time.monotonic() > deadline:
+            return
+        for row in rows:
+            if _asks_about_same_words(text, row, weights):
+                yield Twin("paraphrase", text.row, row.row)
+                break
 
 
 def _asks_about_same_words(text: Text, row: Text, weights: "_Weights") -> bool:
     """Return whether two questions with one answer have its words, and what else tells them from
     others, in the same order."""
+    if not _is_about_its_answer(text) or not _is_about_its_answer(row):
+        return False
     if _answer_words_in_order(text) != _answer_words_in_order(row):
         return False
     shorter, longer = sorted((weights.payload(text), weights.payload(row)), key=len)
@@ -281,9 +291,8 @@ def _asks_about_same_words(text: Text, row: Text, weights: "_Weights") -> bool:
 
 
 def _is_about_its_answer(text: Text) -> bool:
-    """Return whether the answer has several words, and all of them stand in the question."""
-    answer = text.answer_tokens
-    return len(answer) >= FEWEST_ANSWER_WORDS and set(answer) <= set(text.tokens)
+    """Return whether all words of the answer stand in the question."""
+    return set(text.answer_tokens) <= set(text.tokens)
 
 
 def _answer_words_in_order(text: Text) -> list[str]:

@@ -111,15 +111,19 @@ def _has_operands(tokens: Sequence[str], index: int) -> bool:
     %, -, √ and ¬ need one operand, on one side; every other operator needs one on each side.
     """
     operator = tokens[index]
-    has_left, has_right = _is_operand(tokens, index - 1), _is_operand(tokens, index + 1)
+    has_left = _is_operand(tokens, index - 1)
+    after = index + 1  # where the operand on the right begins
+    while after < len(tokens) and tokens[after] == "¬":  # any number of them, as in ¬¬p
+        after += 1
+    has_right = _is_operand(tokens, after)
     # These operators need an operand on one side only: 5%, -3, √2, ¬p.
     if operator == "%":
         return has_left
     if operator in _PREFIXES:
         return has_right
-    # The operand on the right may have a prefix, as in 3 * -2 or p ∧ ¬q.
-    prefix_follows = index + 1 < len(tokens) and tokens[index + 1] in _PREFIXES
-    has_signed_right = prefix_follows and _is_operand(tokens, index + 2)
+    # The operand on the right may have a prefix, as in 3 * -2.
+    prefix_follows = after < len(tokens) and tokens[after] in _PREFIXES
+    has_signed_right = prefix_follows and _is_operand(tokens, after + 1)
     return has_left and (has_right or has_signed_right)
 
 

@@ -2,18 +2,18 @@
 
 `import transformers` reads the 1,700 files of its folder `models` to learn which class stands in
 which file, and reads them again when the first class is asked for: a second of a worker's start.
-The list depends on the installed release alone. So it is written beside the compiled files of the
-package (`transformers/__pycache__`), as Python writes those, and read from there the next time.
-
-Nothing is kept of a package outside site-packages, whose files may be edited, and nothing where the
-folder cannot be written: then transformers makes its list as it always does.
+So the list is kept in the user's folder of caches ($XDG_CACHE_HOME, else ~/.cache), together with
+the name, time and size of every file that it was made of, and is made anew once one of them
+differs. Where nothing can be written, transformers makes its list once for each process.
 """
 
 import contextlib
+import hashlib
 import importlib.machinery
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -21,9 +21,7 @@ from typing import Any
 
 PATCHED_MODULE = "transformers.utils.import_utils"  # defines the function that makes the list
 FUNCTION = "define_import_structure"
-FILE = "honesmith-import-structure.json"
 MODELS = "models"  # the folder of transformers with its families of models
-INSTALLED = ("site-packages", "dist-packages")  # folders whose packages are not edited in place
 
 # Names of packages that classes need -> module -> names of classes in it.
 Structure = Mapping[frozenset[str], Mapping[str, set[str]]]
@@ -42,7 +40,7 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of PATCHED_MODULE with a loader that calls `_replace`; None for other modules,
+        """The spec of PATCHED_MODULE with a loader that replaces FUNCTION; None for other modules,
         which Python then finds by its other finders."""
         if name != PATCHED_MODULE:
             return None
@@ -60,8 +58,8 @@ class _Loader(importlib.machinery.SourceFileLoader):
         """Run the module's code, then replace its FUNCTION by one that uses the kept list."""
         super().exec_module(module)
         make_structure: Callable[..., Structure] | None = getattr(module, FUNCTION, None)
-        models = Path(self.path).parents[1] / MODELS
-        if make_structure is not None and models.parents[1].name in INSTALLED:
+        if make_structure is not None:
+            models = Path(self.path).parents[1] / MODELS
             setattr(module, FUNCTION, _with_kept_list(make_structure, models))
 
 
@@ -70,32 +68,72 @@ def _with_kept_list(
 ) -> Callable[..., Structure]:
     """Return a function like `make_structure` that takes the list of the folder `models` from the
     file, or makes and writes it; for every other folder it calls `make_structure`."""
+    structures: list[Structure] = []  # the list, once it is known: it is asked for twice
 
     def structure_of(module_path: Any, prefix: str | None = None) -> Structure:
         """What transformers' own function returns for the folder of `module_path`."""
         path = Path(module_path)
         if (path.parent if path.is_file() else path) != models:
             return make_structure(module_path, prefix)
-        structure = read_list(models)
-        if structure is None:
-            structure = make_structure(models)
-            write_list(models, structure)
+        if not structures:
+            structures.append(_structure_of_models(make_structure, models))
         before = f"{prefix}." if prefix is not None else ""
         return {
-            backends: {f"{before}{module}": names for module, names in modules.items()}
-            for backends, modules in structure.items()
+            backends: {f"{before}{module}": set(names) for module, names in modules.items()}
+            for backends, modules in structures[0].items()
         }
 
     return structure_of
 
 
-def read_list(models: Path) -> Structure | None:
-    """The kept list of transformers' folder `models`; None if there is none, or if the folder is no
-    longer the one that it was made of."""
-    # OSError: no file; ValueError, TypeError, KeyError: not a file that this version wrote.
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        kept = json.loads(_file(models).read_text("utf-8"))
-        if kept["folder"] == _state(models):
+def _structure_of_models(make_structure: Callable[..., Structure], models: Path) -> Structure:
+    """The list of the folder `models`, as it is kept or made anew."""
+    file, state = file_of(models), state_of(models)
+    structure = read_list(file, state)
+    if structure is None:
+        structure = make_structure(models)
+        # A list that was made while files were being installed is not kept.
+        if state and state_of(models) == state:
+            write_list(file, state, structure)
+    return structure
+
+
+def state_of(models: Path) -> str:
+    """A SHA-256 of the name, time and size of every file from which the list is made; "" if one of
+    them cannot be looked at."""
+    digest = hashlib.sha256()
+    try:
+        for path in (models.parent / "__init__.py", models.parent / "utils" / "import_utils.py"):
+            _add(digest, path.name, path.stat())
+        for folder in sorted(os.scandir(models), key=lambda entry: entry.name):
+            entries = os.scandir(folder.path) if folder.is_dir() else [folder]
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.name.endswith(".py"):
+                    _add(digest, f"{folder.name}/{entry.name}", entry.stat())
+    except OSError:
+        return ""
+    return digest.hexdigest()
+
+
+def _add(digest: Any, name: str, stat: os.stat_result) -> None:
+    """Add a file to the digest (a hashlib object)."""
+    digest.update(f"{name} {stat.st_mtime_ns} {stat.st_size}\n".encode())
+
+
+def file_of(models: Path) -> Path:
+    """The file in which the list of the folder `models` is kept, one for each installation."""
+    caches = os.environ.get("XDG_CACHE_HOME") or Path("~").expanduser() / ".cache"
+    name = hashlib.sha256(str(models).encode()).hexdigest()[:16]
+    return Path(caches) / "honesmith" / f"transformers-{name}.json"
+
+
+def read_list(file: Path, state: str) -> Structure | None:
+    """The list that is kept in `file`; None if there is none, or if it was made of other files than
+    those of `state`."""
+    # OSError: no file; the others: not a file that this version wrote.
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        kept = json.loads(file.read_text("utf-8"))
+        if kept["state"] == state:
             return {
                 frozenset(entry["backends"]): {
                     module: set(names) for module, names in entry["modules"].items()
@@ -105,8 +143,9 @@ def read_list(models: Path) -> Structure | None:
     return None
 
 
-def write_list(models: Path, structure: Structure) -> None:
-    """Keep the list of the folder `models`; where it cannot be written, keep nothing."""
+def write_list(file: Path, state: str, structure: Structure) -> None:
+    """Keep a list in `file`, with the state of the files that it was made of. Where that cannot be
+    written, nothing is kept."""
     entries = [
         {
             "backends": sorted(backends),
@@ -114,20 +153,14 @@ def write_list(models: Path, structure: Structure) -> None:
         }
         for backends, modules in structure.items()
     ]
-    text = json.dumps({"folder": _state(models), "structure": entries})
-    file = _file(models)
-    temporary = file.with_name(f"{file.name}.{os.getpid()}")
+    text = json.dumps({"state": state, "structure": entries})
     with contextlib.suppress(OSError):
-        temporary.write_text(text, "utf-8")
-        temporary.replace(file)  # in one step: another process reads the old file or the new one
-
-
-def _file(models: Path) -> Path:
-    """The file in which the list of the folder `models` is kept."""
-    return models.parent / "__pycache__" / FILE
-
-
-def _state(models: Path) -> list[int]:
-    """What an installation changes: time of writing (ns) and size of two files of the package."""
-    stats = [(package / "__init__.py").stat() for package in (models.parent, models)]
-    return [value for stat in stats for value in (stat.st_mtime_ns, stat.st_size)]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=file.parent)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as opened:
+                opened.write(text)
+            os.replace(temporary, file)  # in one step: a reader sees the old list or the new one
+        except OSError:
+            os.unlink(temporary)
+            raise

@@ -45,6 +45,7 @@ class McpServer:
             stdout=subprocess.PIPE,
         )
         self._number = 0
+        self._is_closed = False
         client = {"name": "honesmith", "version": "1"}
         self._ask(
             "initialize", {"protocolVersion": REVISION, "capabilities": {}, "clientInfo": client}
@@ -75,7 +76,11 @@ class McpServer:
         return text, result.get("isError") is True
 
     def close(self) -> None:
-        """End the server. Most leave by themselves once their input ends."""
+        """End the server; a second call does nothing. Most leave by themselves once their input
+        ends."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         for stream in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
                 if stream is not None:

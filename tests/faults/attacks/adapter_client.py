@@ -65,8 +65,11 @@ def of_turns(process: EnvProcess, task: dict, text: str, played: str) -> dict:
         episode = process.start(task)
         reply = episode.step(message)
         score = dict(episode.score())  # which also ends a server of the rollout's own
-        if reply and reply[0]["content"].startswith("stopped"):
-            score["error"] = reply[0]["content"]
+        if played == "tool":
+            said = reply[0]["content"] if reply else ""
+            if said != "worked" and not said.startswith("stopped: "):
+                raise ValueError(f"the tool did not run: {said}")
+            score["error"] = None if said == "worked" else said
         return score
     except EpisodeFailed as failed:
         return {"reward": 0.0, "error": str(failed)}

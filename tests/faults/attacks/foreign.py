@@ -26,8 +26,15 @@ ATTACKED = """
 import json
 import attack_program
 
+class NoSuchAttack(BaseException):
+    pass
+
 def attacked(text):
     order = json.loads(text)
+    if order["attack"] == "prove":  # that this code runs, by what no box would say
+        raise RuntimeError("proof " + str(order["with"]["number"] * 3))
+    if order["attack"] not in attack_program.ATTACKS:
+        raise NoSuchAttack(order["attack"])
     attack_program.ATTACKS[order["attack"]](**order["with"])
 """
 # One server in Python for both formats that are played over HTTP. What stopped an attack is the

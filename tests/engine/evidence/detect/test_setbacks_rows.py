@@ -54,3 +54,32 @@ def test_one_answer_to_all_is_no_finding_where_the_model_is_clearly_worse_or_not
     assert "constant_answer" not in [finding.id for finding in find_all(often)]
     same = replace(run.facts(), comparison=judged(random.Random(3), 0.3, 0.3, 200))
     assert "constant_answer" not in [finding.id for finding in find_all(same)]
+
+
+# What a run learnt by heart is changed to, from half of its way on: metric, then its factor.
+NO_MEMORY = {
+    "the held-out loss rises": ("heldout_loss", lambda way: 1 + way),
+    "the held-out loss still falls": ("heldout_loss", lambda way: 2 - way),
+    "success still rises": ("heldout_success", lambda way: 0.5 + 1.5 * way),
+    "the rows are not known by heart": ("loss", lambda way: 8.0),
+}
+
+
+@pytest.mark.parametrize("change", NO_MEMORY)
+def test_rows_are_known_by_heart_only_where_all_else_is_at_rest(change: str):
+    facts = TROUBLES["memorised_rows"](2004).facts()
+    assert find_all(facts)[0].id == "memorised_rows"
+    metric, factor = NO_MEMORY[change]
+    last = facts.lines[-1]["step"]
+    lines = [
+        line | ({metric: line[metric] * factor(line["step"] / last)} if metric in line else {})
+        for line in facts.lines
+    ]
+    changed = find_all(replace(facts, lines=lines))
+    assert "memorised_rows" not in [finding.id for finding in changed]
+
+
+def test_rows_that_were_seen_a_few_times_are_not_known_by_heart():
+    facts = TROUBLES["memorised_rows"](2004).facts()
+    many = replace(facts, training_rows=replace(facts.training_rows, rows=10_000))
+    assert find_all(many) == []

@@ -62,6 +62,8 @@ def test_another_sum_is_another_task(other: str):
 def test_brackets_beside_operators_make_another_task():
     assert tokens_of("(1 + 2) * 3") != tokens_of("1 + (2 * 3)")
     assert tokens_of("Work out (3 + 4).") == tokens_of("work out 3 + 4")
+    assert tokens_of("¬¬p") != tokens_of("¬p") != tokens_of("p")
+    assert tokens_of("p → ¬¬q") == ["p", "→", "¬", "¬", "q"]
 
 
 @pytest.mark.parametrize("code", ["n = total() + 1", "a = [] + [1]", "def f(a=()): return -(a)"])

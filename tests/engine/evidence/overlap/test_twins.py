@@ -188,6 +188,44 @@ def test_a_paraphrase_is_found_by_what_is_no_word_of_a_language(
     assert find_twins([*rows, other], exam) == []
 
 
+LABELS = ("supported by the text", "refuted by the text", "not enough information")
+
+
+def claim(rng: random.Random) -> str:
+    words = "harbour lantern quarry meadow timber copper saddle velvet anchor pillar orchard glass"
+    return " ".join(rng.sample(words.split(), 4))
+
+
+def test_a_label_that_the_question_lists_makes_no_twins():
+    rng = random.Random(5)
+    form = "Claim: {}. Is it " + ", ".join(LABELS) + "?"
+    claims = list(dict.fromkeys(claim(rng) for _ in range(900)))
+    rows = [Text(f"r{n}", form.format(each), rng.choice(LABELS)) for n, each in enumerate(claims)]
+    assert find_twins(rows[100:], rows[:100]) == []
+
+
+@pytest.mark.timeout(5)
+def test_many_rows_with_one_answer_take_no_longer_than_they_may():
+    rng = random.Random(6)
+    form = "Claim: {}. Is it " + ", ".join(LABELS) + "?"
+    rows = [Text(f"r{n}", form.format(claim(rng)), LABELS[0]) for n in range(4_000)]
+    began = time.monotonic()
+    find_twins(rows[400:], rows[:400], deadline=began + 0.5)
+    assert time.monotonic() - began < 4.0
+
+
+def test_a_long_word_is_no_code():
+    exam = [Text(f"h{n}", f"What is {word}?") for n, word in enumerate(LONG_WORDS)]
+    rows = [Text(f"t{n}", f"When did {word} begin?") for n, word in enumerate(LONG_WORDS)]
+    assert find_twins(rows, exam) == []
+
+
+LONG_WORDS = (
+    "constitution institutions characteristics successfully interpretation representatives "
+    "initialization possessiveness assassination independence"
+).split()
+
+
 def test_sums_with_the_same_operators_are_no_twins_by_numbers():
     """What is left without the numbers are operators, which many sums have in this order."""
     exam = [Text(f"h{n}", f"Calculate {n} - 3 * {n + 7} + 5 / {n} - 9 + 4.") for n in range(20, 22)]

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -48,9 +49,14 @@ print("|", transformers.ALL == of_all, transformers.models.OWN == own)
 
 def imported(site: Path) -> str:
     """What the program prints: "listed" for each list made, then whether both are right."""
+    caches = str(site.parent / "caches")
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(site), str(ROOT)))},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join((str(site), str(ROOT))),
+            "XDG_CACHE_HOME": caches,
+        },
         capture_output=True,
         text=True,
         check=True,
@@ -58,18 +64,18 @@ def imported(site: Path) -> str:
     return done.stdout.strip()
 
 
+def kept_files(site: Path) -> list[Path]:
+    return list((site.parent / "caches" / "honesmith").iterdir())
+
+
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A small package called transformers in a folder site-packages."""
-    return package_in(tmp_path / "site-packages")
-
-
-def package_in(site: Path) -> Path:
+    """A folder with a small package called transformers."""
+    site = tmp_path / "site-packages"
     for name, text in PACKAGE.items():
         path = site / "transformers" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = text.strip("\n").splitlines()
-        path.write_text("\n".join(line.removeprefix("        ") for line in lines) + "\n")
+        path.write_text(textwrap.dedent(text))
     return site
 
 
@@ -78,38 +84,54 @@ def test_it_is_made_at_the_first_import_and_read_at_the_next(installed: Path):
     assert imported(installed) == "| True True"
 
 
-@pytest.mark.parametrize("damage", ["", "{}", '{"folder": [1, 2], "structure": []}', "[3]"])
-def test_a_damaged_file_or_one_of_another_installation_is_made_anew(installed: Path, damage: str):
+@pytest.mark.parametrize("damage", ["", "{}", '{"state": "", "structure": []}', "[3]"])
+def test_a_damaged_file_is_made_anew(installed: Path, damage: str):
     imported(installed)
-    file = installed / "transformers" / "__pycache__" / transformers_index.FILE
+    (file,) = kept_files(installed)
     file.write_text(damage)
     assert imported(installed) == "listed | True True"
     assert imported(installed) == "| True True"
 
 
-def test_another_release_is_listed_anew(installed: Path):
+@pytest.mark.parametrize(
+    "name", ["__init__.py", "models/tiny/__init__.py", "utils/import_utils.py"]
+)
+def test_a_file_that_changed_is_listed_anew(installed: Path, name: str):
     imported(installed)
-    code = installed / "transformers" / "__init__.py"
-    os.utime(code, ns=(1, 1))
+    os.utime(installed / "transformers" / name, ns=(1, 1))
     assert imported(installed) == "listed | True True"
 
 
-def test_nothing_is_kept_of_a_package_that_may_be_edited_in_place(tmp_path: Path):
-    site = package_in(tmp_path / "src")
+def test_a_file_that_came_later_is_listed_too(installed: Path):
+    imported(installed)
+    (installed / "transformers" / "models" / "tiny" / "modeling_tiny.py").write_text("")
+    assert imported(installed) == "listed | True True"
+    assert imported(installed) == "| True True"
+
+
+def test_where_nothing_can_be_kept_it_is_made_once_for_each_process(installed: Path):
+    (installed.parent / "caches").write_text("no folder")
     for _ in range(2):
-        assert imported(site) == "listed listed | True True"
-    assert not (site / "transformers" / "__pycache__" / transformers_index.FILE).exists()
+        assert imported(installed) == "listed | True True"
+
+
+def test_a_full_disk_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    transformers_index.write_list(tmp_path / "kept" / "list.json", "s", {frozenset(): {}})
+    assert list((tmp_path / "kept").iterdir()) == []
 
 
 @pytest.mark.timeout(30)
-def test_what_is_read_is_what_transformers_lists_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_is_read_is_what_transformers_lists_itself(tmp_path: Path):
     models = Path(import_utils.__file__).parents[1] / "models"
-    monkeypatch.setattr(transformers_index, "_file", lambda models: tmp_path / "kept.json")
     own = import_utils.spread_import_structure(
         import_utils.create_import_structure_from_path(models)
     )
-    assert transformers_index.read_list(models) is None
-    transformers_index.write_list(models, own)
-    assert transformers_index.read_list(models) == own and len(own) > 1
+    file, state = tmp_path / "kept.json", transformers_index.state_of(models)
+    assert state and transformers_index.read_list(file, state) is None
+    transformers_index.write_list(file, state, own)
+    assert transformers_index.read_list(file, state) == own and len(own) > 1
+    assert transformers_index.read_list(file, "another") is None
