@@ -91,7 +91,19 @@ class _TimeLimit:
 
 
 class Pipe:
-    """A running parent of user code (sandbox_parent.py) and the pipes to its child."""
+    """A running parent of user code (sandbox_parent.py) and the pipes to its child.
+
+    Args:
+        source: the environment's folder.
+        packages: where the environment's packages are.
+        limits: the resources user code may use.
+        secrets: name of an environment variable -> value, for user code alone.
+        log: the file that output is appended to; None drops the output.
+        sandbox: the isolation that must hold.
+        order: packages to install, or a program to run; otherwise the environment is served,
+            which may ask models by name if it has a relay.
+        reach: what the child may reach besides its own files; None for nothing more.
+    """
 
     def __init__(
         self,
@@ -106,17 +118,6 @@ class Pipe:
     ) -> None:
         """Start the parent process, with a new private folder, a pipe for requests, one for replies
         and the lifeline.
-
-        Args:
-            source: the environment's folder.
-            packages: where the environment's packages are.
-            limits: the resources user code may use.
-            secrets: name of an environment variable -> value, for user code alone.
-            log: the file that output is appended to; None drops the output.
-            sandbox: the isolation that must hold.
-            order: packages to install, or a program to run; otherwise the environment is served,
-                which may ask models by name if it has a relay.
-            reach: what the child may reach besides its own files; None for nothing more.
 
         Raises EnvProblem ENV_IMPORT if the interpreter does not start.
         """
