@@ -91,11 +91,13 @@ class LinkedExecutor:
             return Probe("gone")
         life, end, why = self._outcome(run, handle)
         spent_s = self.look.get("spent_s")
+        known_end = None if end is None else orders.end_of(end, run)
         return Probe(
             life,
-            state=str(self.look.get("state", "")),
+            # An end is newer than the last state that a job gave beside its beats.
+            state=str(self.look.get("state", "")) if known_end is None else known_end.state,
             device=one_line(str(self.look.get("device", "")), _DEVICE_CHARS),
-            end=None if end is None else orders.end_of(end, run),
+            end=known_end,
             why=one_line(why, _WHY_CHARS),
             spent_s=float(spent_s) if isinstance(spent_s, int | float) else None,
         )

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from loops import BASE, push
 
-from engine.core.files import read_json
 from engine.evidence.verdict.provenance import verify
 from engine.executors import hosts, jobs
 from engine.home.rows import TERMINAL
@@ -22,7 +21,7 @@ from engine.runs.submit.training import submit
 pytestmark = [pytest.mark.machines, pytest.mark.worker, pytest.mark.timeout(3600)]
 # What a clock, the load of a machine or its folders say, or the name of the run.
 MEASURED = re.compile(
-    r"time|mfu|.*_s|.*per_s|.*share_of.*|.*util.*|.*memory.*|run_id|created|started|ended|hours"
+    r"time|measured|mfu|.*_s|.*per_s|.*share_of.*|.*util.*|.*memory.*|created|started|ended|hours"
     r"|.*path|.*_dir|gpu_hours.*|hardware|device.*|duration.*|speed.*|pid|host.*|.*_hours"
 )
 
@@ -40,13 +39,14 @@ def plain(value: Any) -> Any:
 
 
 def content(run: RunDir) -> dict[str, Any]:
-    """What a run left, by file: JSON field by field, weights byte by byte."""
+    """What a run left, by file: JSON by field without the run's name, weights byte by byte."""
     contents: dict[str, Any] = {}
     patterns = ("metrics.jsonl", "result.json", "rollouts/*.jsonl", "evals/*.jsonl")
     for pattern in patterns:
         for path in sorted(run.path.glob(pattern)):
-            lines = path.read_text().splitlines()
-            whole = [read_json(path)] if path.suffix == ".json" else [json.loads(x) for x in lines]
+            text = path.read_text().replace(run.id, "the run")
+            documents = [text] if path.suffix == ".json" else text.splitlines()
+            whole = [json.loads(document) for document in documents]
             contents[str(path.relative_to(run.path))] = plain(whole)
     for path in sorted(run.checkpoints.glob("step_*/*.safetensors")):
         contents[str(path.relative_to(run.path))] = path.read_bytes()
