@@ -97,7 +97,8 @@ def _training_peak(plan: Plan, job: Job, microbatch_tokens: float) -> _Peak:
     """Return the peak of training, in bytes.
 
     It has the weights, the adapters, the activations and logits of the largest forward pass (a
-    microbatch of `microbatch_tokens` tokens), and what a sleeping vLLM server keeps.
+    microbatch of `microbatch_tokens` tokens), the overhead of all these, and what a sleeping vLLM
+    server keeps.
     """
     pass_tokens = _largest_pass_tokens(plan, microbatch_tokens)
     activations = _activation_bytes(plan, pass_tokens)

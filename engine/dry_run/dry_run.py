@@ -47,14 +47,16 @@ def dry_run_request(
         trial_argument = "smoke"
     elif request.samples:
         trial_argument = "samples"
-    refuse_trial(request.settings, trial_argument)
+    refuse_trial(request.settings, trial_argument)  # with "" nothing is refused
     if request.is_plan:
         return dry_run_plan(home, request, began, cap_function)
     if request.algorithm == PROMPT:
         return dry_run_prompt(home, request)
     run = DryRun(home, request.env_id, request.model, request.algorithm, dict(request.settings))
     run.run_checks(began)
-    report = report_of(run)  # made before the probe, so that a second call gives the same hash
+    # The report holds `report_hash`, a hash of the checks so far. It is made before the model is
+    # tried, which adds checks to `run`: so a second call gives the same hash.
+    report = report_of(run)
     try_model(run, request, began, cap_function)
     return report | results_of(run)
 

@@ -309,14 +309,14 @@ def secrets_of(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def read_tasks(record: EnvRecord, split: str | None = None) -> Sequence[TaskRow]:
-    """Return the rows of a version: those of `split` ("train", "dev" or "heldout"), or all if
-    `split` is None.
+    """Return the rows of a version: those of `split` ("train", "dev" or "heldout").
 
-    A version with large data (training rows that were too large to copy when it was pushed) has
-    them in the user's files; for it None gives the training rows alone. Raises UserError
-    DATASET_INVALID if those files are gone or changed.
+    If `split` is None, the rows of all splits are returned, with one exception: of a version with
+    large data these are the training rows alone. Large data are training rows that were too large
+    to copy when the version was pushed: they stay in the user's files, apart from the stored rows
+    of the other splits. Raises UserError DATASET_INVALID if those files are gone or changed.
     """
-    large_data = record.version.data  # empty unless the training rows were too large to copy
+    large_data = record.version.data  # the user's files; empty if all rows are stored
     if large_data and split in ("train", None):
         check_files(large_data, record.env_id)
         # They would not fit into a list: each row is read when it is asked for.

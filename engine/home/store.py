@@ -312,10 +312,13 @@ class EnvTable(Connection):
         return bool(self._envs(*self._seen_envs, "WHERE env_id = ?", (env_id,)))
 
     def _matching_envs(self, ref: str, source: str, values: Sequence[Any]) -> list[EnvRow]:
-        """Return the versions in `source` (what stands after FROM) that `ref` means, as `find_env`
-        does. `values` replace the question marks of `source`."""
-        owner, slash, name = ref.rpartition("/")
-        owner = "" if owner == LOCAL else owner
+        """Return the versions in `source` that `ref` may mean, by the rules of `find_env`.
+
+        `source` is the SQL that stands after FROM, `values` replace its question marks. Raises
+        UserError ENV_AMBIGUOUS if others than the viewer own them, and not one and the same.
+        """
+        owner, slash, name = ref.rpartition("/")  # "OWNER/" is optional
+        owner = "" if owner == LOCAL else owner  # rows of the local user have the owner ""
         if not name:  # otherwise "" would match all, because every id begins with it
             return []
         searches = (
@@ -328,7 +331,7 @@ class EnvTable(Connection):
             versions = self._envs(source, values, clauses, condition_values)
             if slash:  # `ref` names the owner
                 versions = [row for row in versions if row.owner == owner]
-            if versions:
+            if versions:  # what the viewer owns comes before what others share
                 return self._of_one_owner(name, versions)
         return []
 
@@ -357,11 +360,14 @@ class EnvTable(Connection):
     def list_envs(self, limit: int = 1000, offset: int = 0) -> list[EnvRow]:
         """Return at most `limit` versions, the newest push first; skip the first `offset`.
 
-        A version of several owners is listed once, as that of the viewer if it is one of them.
+        A version of several owners has a row for each. It is listed once, at the place of its
+        newest push: with the viewer's own row if there is one, else with the newest.
         """
-        versions: dict[str, EnvRow] = {}
-        for row in self._envs(*self._seen_envs, _NEWEST_FIRST, ()):
-            if row.env_id not in versions or row.owner == self._owner:
+        source, source_values = self._seen_envs  # the versions that the viewer may see
+        versions: dict[str, EnvRow] = {}  # by id; a dict keeps a replaced row's place
+        for row in self._envs(source, source_values, _NEWEST_FIRST, ()):
+            is_viewers_own = row.owner == self._owner
+            if row.env_id not in versions or is_viewers_own:
                 versions[row.env_id] = row
         return list(versions.values())[offset : offset + limit]
 

@@ -208,10 +208,10 @@ def _add_outlook(status: Reply, home: Home, store: Store, row: RunRow, progress:
 
 
 def _add_target(status: Reply, run: RunDir, row: RunRow) -> None:
-    """Add `target` to the status of a run that has a target: the target and the best score so far.
+    """Add `target` to the status of a run that has one: the target and the best score so far.
 
-    Once it is passed, `target_note` says so, which only the summary shows, and `target_passed` is
-    true if the run can be stopped.
+    Two keys say that the target is passed: `target_note`, a text ("" before) that is moved into the
+    summary before the reply is sent; and `target_passed`, which is true, if the run may be stopped.
     """
     progress = target_progress(run, row)
     if progress is None:

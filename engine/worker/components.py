@@ -274,8 +274,10 @@ def _load_base_model(
 def _sampler_of(
     job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: sizing.Job, ranks: Ranks | None
 ) -> Sampler:
-    """Make the sampler of this process: its own, one shared by all ranks (processes of the run), or
-    one on devices that do not train.
+    """Make the sampler of this process, which is one of the ranks (processes) of the run.
+
+    - The only process of a run, and a rank other than 0, samples by itself.
+    - Rank 0 shares the work with the other ranks, or leaves it to the devices that only sample.
 
     Args:
         base: the loaded base model, which the sampler reads.
@@ -284,13 +286,18 @@ def _sampler_of(
         ranks: the other ranks, as rank 0 sees them; None on another rank or without others.
     """
     if ranks is None:
-        if training_ranks(job.config, rank_count()) < rank_count():
-            return base.network.sampler(needs)  # this rank samples alone, or not at all
+        process_count = rank_count()  # 1 for the only process of a run
+        some_only_sample = training_ranks(job.config, process_count) < process_count
+        if some_only_sample:
+            # This rank either only samples, which ranks do with our own sampler, or only trains: it
+            # makes the same sampler, and does not use it. A vLLM server is started by rank 0.
+            return base.network.sampler(needs)
         return samplers.make_sampler(job, base, needs, size)
     if not ranks.sampling_devices:
         return SharedSampler(samplers.make_sampler(job, base, needs, size), ranks)
     if is_sharded(job.config, ranks.devices):
-        # Making a sampler runs checks, whose passes all ranks of a sharded base must do together.
+        # The other ranks that train make a sampler too (above). That runs checks, whose passes all
+        # ranks of a sharded base must do together: so this rank makes one, only for its checks.
         base.network.sampler(needs)
     return _sampler_on_other_devices(job, base, needs, size, ranks)
 
@@ -298,14 +305,17 @@ def _sampler_of(
 def _sampler_on_other_devices(
     job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: sizing.Job, ranks: Ranks
 ) -> Sampler:
-    """Make the sampler of a run in which some devices do nothing but sample: a vLLM server on all
-    of these, or a rank (process of the run) with our own sampler on each. The arguments are those
-    of `_sampler_of`."""
+    """Make rank 0's sampler in a run in which some devices do nothing but sample: a vLLM server on
+    all of these, or a rank (process of the run) with our own sampler on each.
+
+    The arguments are those of `_sampler_of`, except that `ranks` is never None.
+    """
     if samplers.wants_server(job.config) and not samplers.why_no_server(job, size):
         return samplers.start_vllm(job, base, needs, size, ranks.sampling_devices)
-    if not ranks.samples_beside:
+    if not ranks.samples_beside:  # not started yet, because a vLLM server was to take their place
         ranks.start_samplers()
-    return SharedSampler(None, ranks)
+    own_sampler = None  # this rank trains while those ranks sample
+    return SharedSampler(own_sampler, ranks)
 
 
 def switch_off_what_fails(

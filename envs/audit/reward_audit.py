@@ -430,11 +430,14 @@ def _add_results(
 def _keep_for_rescoring(
     findings: Findings, row: ProbedRow, results: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Keep a row's answers in `findings`, so that a new process can score them again.
+    """Keep a row's answers, one for each probe, in `findings`, so that a new process can score them
+    again.
 
-    All of them go to `findings.latest`, which keeps only the newest of all rows. Gold (the
-    reference answer) and one other go to `findings.samples`, which keeps all. Answers on which
-    scoring failed are left out, because a call that was too slow once may be fast the next time.
+    All of them go to `findings.latest`, a deque that drops its oldest answers by itself. Two of
+    them go to `findings.samples`, which keeps all: gold (the reference answer), and the answer of
+    one other probe, which changes from row to row; a row with gold alone adds gold twice. Answers
+    on which scoring failed are left out, because a call that was too slow once may be fast the next
+    time. `results` maps the name of each scored probe to its score.
     """
     scored = {
         name: row.scored(name, result["reward"])
@@ -443,8 +446,8 @@ def _keep_for_rescoring(
     }
     findings.latest.extend(scored.values())
     other_names = [name for name in scored if name != GOLD]
-    second_name = GOLD  # gold counts twice if there are no others
+    second_name = GOLD  # added twice if it is the only answer
     if other_names:
-        # Each row takes the next of the other probes, so that all of them are in the sample.
+        # Row after row takes the next probe in turn, so that all probes get into the sample.
         second_name = other_names[findings.rows % len(other_names)]
     findings.samples += [scored[name] for name in (GOLD, second_name) if name in scored]

@@ -92,14 +92,20 @@ def _percentile_95(values: Sequence[float]) -> float:
 
 
 def _risks(findings: Findings, table: Sequence[ProbeLine]) -> list[str]:
-    """Return the names of the probes and other findings that make the scorer a risk: probes that
-    are paid, GOLD if too many reference answers fail, faults of groups and of stability.
+    """Return the names of the findings that make the scorer a risk; [] if there are none.
+
+    They are, in this order:
+
+    - GOLD, if more than the share GOLD_FAILURES (0.1) of the reference answers fail
+    - the probes with the verdict "risk": wrong answers that earn at least half of what the
+      reference answer earns; or "all alike" in their place, if every answer earns the same
+    - the risks of `score_group`, and those of `_stability_risks`
 
     `table` holds the report's lines, one per probe.
     """
     risks = [line["probe"] for line in table if line["verdict"] == "risk"]
     if _all_rewards_equal(findings):
-        risks = ["all alike"]  # then single probes that are paid add no information
+        risks = ["all alike"]  # this says of every probe what the list says of some
     tolerated_failures = GOLD_FAILURES * findings.gold_rows
     if findings.gold_rows and len(findings.gold_failing) > tolerated_failures:
         risks.insert(0, GOLD)
@@ -254,14 +260,20 @@ def _share_equal(rewards: Sequence[float], top: float) -> float | None:
 
 
 def _probe_line(name: str, tally: Tally, lowest_mean: float) -> ProbeLine:
-    """Return the report's line about the probe `name`.
+    """Return the report's line about the probe `name`, whose answers earned what `tally` holds.
 
-    These keys are optional:
+    Its shares, from 0 to 1, are of the rows on which the probe was scored:
 
-    - separated: the share of rows on which the reference answer earned more (equal rewards count
-      half); only for the probes in NEAR
+    - success: where the environment called the probe's answer right
+    - paid: where the answer earned at least the share PAID (half) of what the reference answer
+      earned, right or not
+    - separated: where the probe earned less than the reference answer (equal rewards count half),
+      of the rows that have one; only for the probes in NEAR
+
+    These keys are optional, like `separated`:
+
     - error: the first error, if scoring failed on one of the answers
-    - example: an answer that was paid, if this probe is a risk or a weakness
+    - example: an answer that was paid, if the verdict on this probe is "risk" or "warn"
 
     `lowest_mean` is the lowest mean reward of all probes.
     """

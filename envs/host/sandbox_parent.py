@@ -274,12 +274,10 @@ def _child_runner(
 
 def _give_to_spare_uid(box: Path, reach: Reach) -> int | None:
     """Choose an unused uid for user code and make it the owner of `box` and of the folders that
-    user code may write to.
-
-    Returns the uid; None if user code keeps the present user, because this process is not root's or
-    no uid can be used.
-    """
-    our_package = str(Path(__file__).resolve().parents[1])  # the folder of `envs`
+    user code may write to. Returns the uid; None if user code keeps the present user, as
+    `confine.spare_uid` decides: this process is not root's, or no uid can enter the folders."""
+    our_package = str(Path(__file__).resolve().parents[1])  # `envs`, whose code the child runs
+    # The new uid has to read all these folders; there is none if they cannot be made readable.
     uid = confine.spare_uid([*reach.readable, *reach.writable, our_package], box)
     if uid is not None:
         for path in (box, box / "work", *reach.writable):

@@ -235,7 +235,9 @@ def limits_and_use(home: Home, key: Key, clock: Callable[[], float] = time.time)
     - `name` of the key, and the ids of its `open_runs`.
     - `max_runs`, if the number of open runs is limited.
     - `gpu_hours_per_day`, `used_gpu_hours` and `left_gpu_hours`, if those of a day are limited.
-    - `budgets`: {"of", "hours", "used", "left"} of the key and its project, if these are limited.
+    - `budgets`: one entry for the GPU-hours that the key may use in all, and one for those of its
+      project, each only if it is limited. An entry has `of` (which of the two it is: "in all" or
+      "in all with the project NAME"), and in hours `hours` (the limit), `used` and `left`.
     """
     with Store(home) as store:
         limits: Reply = {"name": key.name, "open_runs": _open_runs(home, store, key)}
@@ -248,7 +250,7 @@ def limits_and_use(home: Home, key: Key, clock: Callable[[], float] = time.time)
             limits["left_gpu_hours"] = _rounded_down(key.gpu_hours_per_day - used_hours)
         budgets = [
             {
-                "of": allowance.period,
+                "of": allowance.period,  # such as "in all": these hours do not come back
                 "hours": allowance.hours,
                 "used": round(allowance.used, 3),
                 "left": _rounded_down(allowance.left),

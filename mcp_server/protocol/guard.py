@@ -121,7 +121,10 @@ class GuardedServer(MCPServer[Any]):
         """
         context = context or Context(mcp_server=self)
         caller = caller_of(context)
-        with viewing(caller, access_of_call(name, arguments)):
+        # What the call does with the runs, environments and deployments that it names.
+        access = access_of_call(name, arguments)  # "read", "use" or "change"
+        # Until the call ends, the tool finds only what the caller may access in this way.
+        with viewing(caller, access):
             return await self._call_as(caller, name, arguments, context)
 
     async def _call_as(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import zipfile
 from io import BytesIO
 from pathlib import Path
@@ -65,7 +66,9 @@ async def test_a33_every_tool_and_resource_with_every_name_of_the_other(
                 with pytest.raises(MCPError):
                     await client.read_resource(uri.format(name))
         for scope in ("all", "runs", "envs", "models", "datasets", "deployments", "hardware"):
-            assert "secret" not in await text_of(client, "get_status", scope=scope)
+            shown = await text_of(client, "get_status", scope=scope)
+            # His own notes may name what they like.
+            assert "secret" not in re.sub(r'"note":"[^"]*"', "", shown), scope
     assert owned_by(home, "ana") == before
     end_all(home, bench, hers)
 

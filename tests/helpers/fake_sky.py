@@ -158,6 +158,7 @@ class FakeSky:
         refusal: why no machine can be had; "" for none.
         gate: machines come up while it is set.
         is_away: whether the server answers nothing that is of use.
+        is_old: whether it lists the requests of every cluster, whichever is asked for, as 0.11.
         bodies: what was posted: path and body.
         minute_s: how long a minute of autostop is.
     """
@@ -167,6 +168,7 @@ class FakeSky:
     offers: list[list[Any]] = field(default_factory=lambda: [list(_OFFER)])
     refusal: str = ""
     is_away: bool = False
+    is_old: bool = False
     gate: threading.Event = field(default_factory=threading.Event)
     bodies: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     clusters: dict[str, FakeCluster] = field(default_factory=dict)
@@ -246,11 +248,14 @@ class FakeSky:
         if url.path == "/api/status":
             wanted = query.get("cluster_name")
             shown = [
-                r for r in self._requests.values() if not wanted or r["cluster_name"] == wanted
+                r
+                for r in self._requests.values()
+                if not wanted or self.is_old or r["cluster_name"] == wanted
             ]
             if query.get("all_status") != "true":
                 shown = [r for r in shown if r["status"] in ("PENDING", "RUNNING")]
-            return 200, shown[::-1], ""
+            limit = int(query.get("limit") or len(shown))  # the newest of them
+            return 200, _with_fields(shown[::-1][:limit], parse_qs(url.query).get("fields")), ""
         if url.path == "/api/get":
             return self._get(query["request_id"])
         self.bodies.append((url.path, body))
@@ -383,6 +388,13 @@ class ResourcesUnavailableError(Exception):
 
 class ClusterDoesNotExist(Exception):
     """As SkyPilot names it."""
+
+
+def _with_fields(requests: list[dict[str, Any]], fields: list[str] | None) -> list[dict[str, Any]]:
+    """The requests with nothing but these fields; as they are if none are named."""
+    if not fields:
+        return requests
+    return [{key: request[key] for key in request if key in fields} for request in requests]
 
 
 def kill_job(cluster: FakeCluster) -> None:

@@ -220,24 +220,31 @@ def _base_of(home: Home, candidate: Candidate) -> BaseThen | None:
 
 
 def _model_and_prompt(home: Home, candidate: Candidate) -> tuple[Candidate, str]:
-    """(the candidate as the model that it is, the environment version whose prompt it was asked
-    with).
+    """(a candidate that names the model itself, the id of the environment version whose prompt it
+    was asked with).
 
-    A run that searched for a prompt changed no model: it stands for the model it asked, with the
-    new prompt.
+    A candidate of a run that searched for a prompt has that run as its `run_id`, although the run
+    trained no model. In the result, label, run_id and step are those of the model that the search
+    asked, and the version is the one with the new prompt; if none was chosen, it stays
+    `candidate.env_id`. Every other candidate keeps its run and its version.
     """
-    run = home.run(candidate.run_id or candidate.source)
-    config = run.find_config()
+    # `_with_distinct_labels` has added this to a label that two candidates share.
     label = candidate.label.removesuffix(f" on {candidate.env_id}")
-    if not candidate.run_id or not isinstance(config, PromptConfig):
-        return replace(candidate, label=label), candidate.env_id
-    new_prompt = chosen_prompt(run.prompts)
+    model = replace(candidate, label=label)
+    if not candidate.run_id:  # a base model
+        return model, candidate.env_id
+    run = home.run(candidate.run_id)
+    config = run.find_config()
+    if not isinstance(config, PromptConfig):
+        return model, candidate.env_id
     env_id = candidate.env_id
+    new_prompt = chosen_prompt(run.prompts)
     if new_prompt and new_prompt.env_id:
         env_id = new_prompt.env_id
-    training_run_id = trained_by(home, config.model)  # "" for a base model
-    step = step_in_ref(config.model) if training_run_id else None
-    return replace(candidate, label=config.model, run_id=training_run_id, step=step), env_id
+    asked_model = config.model  # its reference, such as "r-1@best"
+    training_run_id = trained_by(home, asked_model)  # "" for a base model
+    step = step_in_ref(asked_model) if training_run_id else None
+    return replace(candidate, label=asked_model, run_id=training_run_id, step=step), env_id
 
 
 def _reason_for_noise(first: Making, second: Making) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from engine.evidence.detect import answers, groups, learning, scoring, setbacks
 from engine.evidence.detect.findings import Finding, ranked
-from engine.evidence.detect.views import Facts, View
+from engine.evidence.detect.views import Facts, StartComparison, View
 from engine.evidence.stats import thresholds as limits
 from engine.records.settings import ALGORITHMS, ROW_ALGORITHMS
 
@@ -186,15 +186,28 @@ def find_all(facts: Facts, *, live: bool = False) -> list[Finding]:
     return _cuts_behind_too_hard(ranked_findings, facts)
 
 
-def _open_alerts_without_finding(facts: Facts, ids: Collection[str]) -> list[Finding]:
-    """The open alerts of a run that no finding repeats. Returns [] if the last evaluation is no
-    worse than step 0."""
-    against_start = facts.against_start
-    if facts.comparison is not None and against_start is not None:
-        before, after = against_start.before, against_start.after
-        if before is not None and after is not None and after >= before:
-            return []
-    return [alert for alert in facts.alerts if alert.id not in ids]
+def _open_alerts_without_finding(facts: Facts, found_ids: Collection[str]) -> list[Finding]:
+    """The alerts in `facts.alerts` (those of the run that are not over) that no finding repeats.
+    `found_ids` are the ids of the findings; an alert has the id of the finding that it was.
+
+    Returns [] for a run with a verdict whose last evaluation is no worse than step 0: what it
+    warned of on the way did no harm.
+    """
+    has_verdict = facts.comparison is not None  # otherwise the run may still get worse
+    if has_verdict and _ended_no_worse(facts.against_start):
+        return []
+    return [alert for alert in facts.alerts if alert.id not in found_ids]
+
+
+def _ended_no_worse(against_start: StartComparison | None) -> bool:
+    """Whether the last evaluation is at least as good as step 0; False if they were not
+    compared."""
+    if against_start is None:
+        return False
+    before, after = against_start.before, against_start.after
+    if before is None or after is None:
+        return False
+    return after <= before if against_start.measure == "loss" else after >= before
 
 
 def _did_no_harm(finding: Finding, facts: Facts) -> bool:

@@ -36,8 +36,9 @@ def uniform_groups(facts: Facts) -> Finding | None:
 
     Returns None in these cases:
         too few steps are done, enough groups give a gradient, or the run learns;
+        the texts differ, and most answers earn one partial reward: see the detector `plateau`;
         the texts differ, and few groups earn equal rewards without being solved;
-        the texts differ, and hardly any task is ever solved, which is left to `too_hard`.
+        the texts differ, and hardly any answer is right: see the detector `too_hard`.
     """
     shares = _recent_group_shares(facts)
     if shares is None or shares.effective >= limits.LOW_EFFECTIVE_SHARE or is_learning(facts):
@@ -45,9 +46,10 @@ def uniform_groups(facts: Facts) -> Finding | None:
     if _same_text_from_start(facts):
         return _same_text_finding(facts, shares)
     if plateau(facts) is not None:
-        return None  # the detector `plateau` reports them
-    # Equal rewards are no fault if all answers are right; unsolved tasks are left to `too_hard`.
-    if shares.unsolved < limits.HIGH_UNSOLVED_SHARE or never_solved(facts):
+        return None
+    # Groups with equal rewards are no fault if all their answers are right.
+    few_faulty_groups = shares.unsolved < limits.HIGH_UNSOLVED_SHARE
+    if few_faulty_groups or never_solved(facts):
         return None
     return _equal_rewards_finding(facts, shares)
 

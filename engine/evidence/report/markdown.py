@@ -286,7 +286,7 @@ def _first_lines(text: str, room: int) -> str:
 
     They end before a code fence, which might not be closed within the room.
     """
-    lines = ["", ""]  # these become a blank line when joined
+    lines = ["", ""]  # these become a blank line when joined, which does not count for the room
     for line in text.split("\n"):
         room -= len(line) + 1
         if room < 0 or line.startswith("```"):

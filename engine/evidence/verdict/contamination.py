@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
+from engine.core.format import counted
 from engine.evidence.overlap.overlap import Kind
 from engine.home.run_dir import RunDir
 from engine.records.lines.evaluation_row import EvaluationRow
@@ -106,25 +107,29 @@ def contamination_warnings(run_dir: RunDir) -> list[str]:
     leaked = contamination.leaked  # tasks that no model can be judged by
     if leaked:
         ending = left_out_for_all(leaked, contamination.taught)
-        warning += ending or f"; {len(leaked)} are left out of the verdict"
+        are = "is" if len(leaked) == 1 else "are"
+        warning += ending or f"; {len(leaked)} {are} left out of the verdict"
     return [f"{warning}."]
 
 
 def left_out_for_all(leaked: Sequence[str], taught: Mapping[str, int]) -> str:
-    """Say, as the end of a sentence, which model makes an evaluation leave tasks out for all of its
-    models, and how to evaluate without it.
+    """Say, as the end of a sentence, that an evaluation of several models leaves tasks out for all
+    of them because some were trained on these tasks, and how to ask the other models all tasks.
 
-    `leaked` are the ids of the tasks left out; `taught` maps each model to how many of the tasks it
-    was trained on. Returns "" if nothing is left out, or unless some models were trained on tasks
-    and others were not.
+    Returns "" if no task is left out, if no model was trained on tasks, or if every model was.
+
+    Args:
+        leaked: the ids of the tasks that are left out.
+        taught: maps each model of the evaluation to how many of the tasks it was trained on.
     """
     taught_models = [f"{model} ({count})" for model, count in taught.items() if count]
     other_models = [model for model, count in taught.items() if not count]
     if not leaked or not taught_models or not other_models:
         return ""
+    are, them = ("is", "it") if len(leaked) == 1 else ("are", "them")
     were = "was" if len(taught_models) == 1 else "were"
     return (
-        f"; {len(leaked)} tasks are left out for all models, because "
-        f"{' and '.join(taught_models)} {were} trained on them: evaluate with "
-        f"models={json.dumps(other_models)} asks the others all tasks"
+        f"; {counted(len(leaked), 'task')} {are} left out for all models, because "
+        f"{' and '.join(taught_models)} {were} trained on {them}: "
+        f"evaluate(models={json.dumps(other_models)}) asks all tasks"
     )

@@ -34,7 +34,7 @@ def trained_by(home: Home, ref: str) -> str:
     """The id of the training run of this home that a model reference names: "r-1" for "r-1@step20".
 
     Returns "" for any other model: a path, a hub id, a run that trains nothing, or a run that is
-    gone. Whether the viewer of the home sees the run is another question (`sees`).
+    gone. The result may be a run that the viewer of the home does not see; `sees` tells that.
     """
     name, _, _ = ref.partition("@")
     if not name or "/" in name or name in (".", ".."):  # a path or a hub id, not a run

@@ -161,10 +161,16 @@ def sentences_on(constant: ConstantAnswer | None) -> list[str]:
 def rival_constant(
     sides: Sides, comparison: Comparison, config: RunConfig | None
 ) -> ConstantAnswer | None:
-    """The one answer to all tasks that would do as well as the `after` side of a comparison; see
-    `constant_answer`. None if success was not compared."""
-    success = comparison.after if comparison.measure == "success" else None
-    return constant_answer(sides.after, success, config)
+    """The one answer to all tasks that would do as well as the model on the `after` side of a
+    comparison, as `constant_answer` finds it.
+
+    Returns None if there is none, or if something other than success was compared. `config` is the
+    configuration of the run, which names the tasks; None if it is missing or damaged.
+    """
+    if comparison.measure != "success":
+        return None
+    success_after = comparison.after  # the model's share of right answers, with its interval
+    return constant_answer(sides.after, success_after, config)
 
 
 def _reference_answers(config: RunConfig, tasks: Collection[str]) -> list[str]:

@@ -31,6 +31,8 @@ _REQUEST_ID_HEADER = "X-Skypilot-Request-ID"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 _RUNNING = ("PENDING", "WAITING", "RUNNING")
 _LAUNCH = "sky.launch"
+# What is read of a request. Without this list the server adds the body of each request.
+_REQUEST_FIELDS = ("request_id", "name", "status", "created_at", "status_msg", "cluster_name")
 _JOB_FAILED = ("FAILED", "FAILED_SETUP", "FAILED_DRIVER", "CANCELLED")
 
 
@@ -197,13 +199,19 @@ class SkyApi:
         return [_cluster_from(facts) for facts in listed[:_MOST_LISTED] if isinstance(facts, dict)]
 
     def launches(self, name: str) -> list[Request]:
-        """List the requests to launch the cluster of this name, finished or not, the newest
-        first."""
-        params = {"cluster_name": name, "all_status": "true", "limit": "50"}
+        """List all requests to launch the cluster of this name that the server still knows,
+        finished or not, the newest first."""
+        # No limit, because it would count requests of other kinds too, such as those for logs.
+        params = {"cluster_name": name, "all_status": "true", "fields": _REQUEST_FIELDS}
         listed = self._content(self._ask("GET", "/api/status", params=params), list)
-        requests = [_request_from(facts) for facts in listed if isinstance(facts, dict)]
-        launches = [request for request in requests if request.name == _LAUNCH]
-        return sorted(launches, key=lambda request: request.created, reverse=True)
+        # Older servers ignore `cluster_name` and list the requests for other clusters too.
+        of_cluster = [
+            _request_from(facts)
+            for facts in listed
+            if isinstance(facts, dict) and facts.get("cluster_name") == name
+        ]
+        to_launch = [request for request in of_cluster if request.name == _LAUNCH]
+        return sorted(to_launch, key=lambda request: request.created, reverse=True)
 
     def why_failed(self, request: Request) -> str:
         """Return why a request failed, in the server's words; "" if it did not fail."""
@@ -296,7 +304,7 @@ class SkyApi:
         path: str,
         body: JsonObject | None = None,
         *,
-        params: Mapping[str, str] | None = None,
+        params: Mapping[str, str | Sequence[str]] | None = None,
         timeout: httpx.Timeout = _TIMEOUT,
         most: int = _MOST_BYTES,
     ) -> httpx.Response:
@@ -304,7 +312,7 @@ class SkyApi:
 
         Args:
             body: sent as JSON.
-            params: the query of the URL.
+            params: the query of the URL; a sequence gives its name several values.
             most: the most bytes that the answer may have.
 
         Raises HostLost if there is no answer or one that is too long, HostRefused if the token is

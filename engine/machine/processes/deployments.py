@@ -231,36 +231,47 @@ def stop(home: Home, row: DeploymentRow, why: str) -> None:
 
 
 def make_room(home: Home, run: RunDir, device_id: str) -> list[str]:
-    """Stop idle deployments until a run has enough free memory on its device.
+    """Stop idle deployments, the newest first, until a run has enough free memory on its device.
 
-    `device_id` may name several devices, separated by commas; then each of them needs enough.
-    Returns the ids of the deployments that were stopped. If the run has no estimate (an evaluation,
-    a probe), half of the device's memory is assumed.
+    Only a deployment on a device of the run that lacks memory is stopped. `device_id` may name
+    several devices, separated by commas; then each of them needs enough. Returns the ids of the
+    deployments that were stopped. If the run has no estimate (an evaluation, a probe), half of the
+    device's memory is assumed.
     """
     if not any(home.deployments.iterdir()):  # the usual case, answered without the database
         return []
     stopped_ids = []
     for row in living(home):
-        if all(_has_room_on(run, one_device) for one_device in device_id.split(",")):
+        devices = [_device_called(home, one_id) for one_id in device_id.split(",")]
+        full_ids = [device.id for device in devices if not _has_room_on(run, device)]
+        if not full_ids:
             break
-        if row.state == "ready" and is_idle(home.deployment(row.deployment_id)):
+        folder = home.deployment(row.deployment_id)
+        # A config that cannot be read names no device; its deployment may be on this one.
+        frees_memory = config_of(folder).get("device", full_ids[0]) in full_ids
+        if row.state == "ready" and frees_memory and is_idle(folder):
             stop(home, row, f"stopped to make room for {run.id}")
             stopped_ids.append(row.deployment_id)
     return stopped_ids
 
 
-def _has_room_on(run: RunDir, device_id: str) -> bool:
-    """Return whether a device has the memory that a run may need, free and promised to nobody else.
-
-    The run may need `_HEADROOM_FACTOR` times its expected peak, or half of the device's memory if
-    it has no estimate. An unknown `device_id` means the machine's default device.
-    """
+def _device_called(home: Home, device_id: str) -> "Device":
+    """Return the device with this id, with the memory that is free on it now. An unknown id means
+    the machine's default device."""
     # Imported late: it loads psutil, which only a run beside a deployment needs.
     from engine.core import hardware  # noqa: PLC0415
 
-    machine = hardware.detect(run.home.root)
+    machine = hardware.detect(home.root)
     devices_by_id = {device.id: device for device in machine.devices}
-    device = devices_by_id.get(device_id, machine.device)
+    return devices_by_id.get(device_id, machine.device)
+
+
+def _has_room_on(run: RunDir, device: "Device") -> bool:
+    """Return whether a device has the memory that a run may need, free and promised to nobody else.
+
+    The run may need `_HEADROOM_FACTOR` times its expected peak, or half of the device's memory if
+    it has no estimate.
+    """
     config = run.find_config()  # None if damaged; the trainer will report that
     expected_bytes = config.peak_memory if config else None
     needed_bytes = expected_bytes or device.memory_total / 2

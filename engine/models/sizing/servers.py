@@ -131,8 +131,8 @@ def server_on_own_gpus(loaded: LoadedModel, memory: float, gpus: int, length: fl
 
 def _gpus_per_copy(gpus: int, kv_heads: int) -> list[int]:
     """List the numbers of GPUs that one copy of a model can be cut over, in ascending order. vLLM
-    cuts a model by its heads, and all copies over equal numbers of GPUs. So the number must divide
-    both `gpus` and `kv_heads`."""
+    cuts a model by its heads, and gives every copy the same number of GPUs. So the number must
+    divide both `gpus` and `kv_heads`."""
     counts = range(1, gpus + 1)
     return [count for count in counts if gpus % count == 0 and kv_heads % count == 0]
 

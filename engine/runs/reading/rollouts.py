@@ -120,22 +120,24 @@ def _rollouts_page(reading: Reading, source: Source, matching_rows: Sequence[Row
     seed = f"{reading.row.run_id} {source.step}"
     picked_rows = select_picked(matching_rows, reading.query.pick, seed=seed)
     items = _shown_items(reading, picked_rows)
-    page = _page_without_rollouts(reading, source, picked_count=len(picked_rows))
-    if any(item.half for item in items):  # `about` explains that field
-        page = replace(page, about=About())
+    page_without_items = _page_without_rollouts(reading, source, picked_count=len(picked_rows))
+    # A held-out answer of a run names the part of the tasks that it belongs to (its `half`), such
+    # as "report"; `about` says what these names mean.
+    if any(item.half for item in items):
+        page_without_items = replace(page_without_items, about=About())
+    # As many of the items as one reply can hold.
     fitted_rollouts = fit(
         reading,
         items,
         total=len(picked_rows),
         step_mark=source.mark,
-        page_of=lambda shown_items: replace(page, rollouts=shown_items),
+        page_of=lambda shown_items: replace(page_without_items, rollouts=shown_items),
         shorten=shorten_rollout,
     )
+    shown_count = len(fitted_rollouts.items)
     return replace(
-        page,
-        summary=_summary(
-            reading, source, len(fitted_rollouts.items), len(picked_rows), matching_rows
-        ),
+        page_without_items,
+        summary=_summary(reading, source, shown_count, len(picked_rows), matching_rows),
         rollouts=fitted_rollouts.items,
         warnings=fitted_rollouts.warnings + source.warnings,
         next_cursor=fitted_rollouts.next_cursor,

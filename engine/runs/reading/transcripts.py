@@ -256,7 +256,7 @@ def _shown_parts(
     redact: Redactor, parts: Mapping[str, Sequence[float]] | None
 ) -> dict[str, list[float]] | None:
     """Return the first 20 parts of a reward, name -> [weight, value], rounded to few digits; None
-    if there are none."""
+    if there are none. Names are cut like those of metrics, and secrets in them hidden."""
     if not parts:
         return None
     shown_parts: dict[str, list[float]] = {}

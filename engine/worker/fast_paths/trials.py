@@ -165,12 +165,16 @@ def bfloat16(device: torch.device) -> Trial:
 
 def packed_attention(device: torch.device) -> Trial:
     """Try attention over the packed sequences of a group (completions of one prompt), with its
-    gradient. The attention itself looks which paths are switched off.
+    gradient. The paths `varlen_attention` and `block_attention` are both tried by this work.
+
+    The trial has no plain way of its own: `Attention` asks itself whether one of these paths is
+    switched off, so the same work without the path is what it is compared with.
 
     Raises PathUnavailable if the kernel does not take the number format of this GPU.
     """
     widths = WIDTHS[device.type]
     prompt_length, completion_length, count = GROUP[device.type]
+    # No two completions are equally long, as in `group_rows`.
     lengths = tuple(completion_length - member for member in range(count))
     layout = Layout((prompt_length,), lengths, owners=(0,) * count)
     dtype = pick_dtype("auto", device)

@@ -72,18 +72,23 @@ class Forward:
         self.decoder = decoder
         self.length = length
         self.shape = decoder.shape
-        pack = decoder.packs_weights
+        pack = decoder.packs_weights  # whether to copy each weight into a faster layout
         self.head = decoder.output_layer(vocab)
         self.layers = [
             (layer, _Products.from_layer(weights.layer(number), pack=pack))
             for number, layer in enumerate(decoder.layers)
         ]
+        # The angles turn pairs: a number of a head's first half and one of its second half. cos is
+        # the same factor for both of a pair, so it is repeated for a product with the whole head.
+        # sin has another sign for each half, so its products are done half by half.
         cos, sin = decoder.rope(length)
-        self.rope = (torch.cat([cos, cos], -1), sin)  # cos for both halves at once
+        self.rope = (torch.cat([cos, cos], -1), sin)
         self.head_norms = [_head_norm(layer, self.shape) for layer in decoder.layers]
         self.has_unrotated_layers = any(not layer.rotated for layer in decoder.layers)
         self.functions = decoder.functions  # norms, rotations and gates
-        self.eps = Eps(decoder.eps, torch.full((1,), decoder.eps, device=decoder.device))
+        # Some of these functions take eps as a number, others as a tensor on the device.
+        eps_tensor = torch.full((1,), decoder.eps, device=decoder.device)
+        self.eps = Eps(number=decoder.eps, tensor=eps_tensor)
 
     def read(self, prompts: Sequence[Sequence[int]]) -> tuple[Prompts, torch.Tensor]:
         """Run prompts (lists of token ids) through the model, in chunks of prompts of similar

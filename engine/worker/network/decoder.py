@@ -300,7 +300,7 @@ class Decoder:
         rotary positions of its tokens. `dropout` is the probability of dropout on the adapter's
         input."""
         layout = batch.layout
-        # At least the longest row: its prompt (prefix) and its completion (suffix).
+        # No row is longer than the longest prompt (prefix) and the longest completion (suffix).
         most_positions = max(layout.prefix_lengths) + max(layout.suffix_lengths, default=0)
         cos, sin = self.rope(most_positions)
         attention = Attention(

@@ -46,6 +46,8 @@ _NEGLIGIBLE_SHARE = 0.02
 def size_of_run(job: Job[RunConfig], base: Base, env: EnvRecord, memory: int) -> sizing.Job:
     """Describe what a run has to fit into its device's memory: model, adapter and longest sequence.
 
+    Raises ValueError for a regrade, which loads no model and so has no size.
+
     Args:
         job: the run, with its configuration.
         base: its base model, loaded.
@@ -59,8 +61,9 @@ def size_of_run(job: Job[RunConfig], base: Base, env: EnvRecord, memory: int) ->
         size = _training_size(config, base, facts, memory)
     elif isinstance(config, EvaluateConfig | ProbeConfig | PromptConfig):
         size = size_of_answers(base, memory, _longest_sequence(config.settings, facts, base))
-    else:  # a regrade, which loads no model
-        size = size_of_answers(base, memory, base.network.shape.context)
+    else:
+        raise ValueError("stored answers are scored again without a model")
+    # Which forward pass the loaded model has; without this, its family decides.
     return replace(size, own_forward=base.network.forward == "own")
 
 

@@ -57,8 +57,8 @@ class Liger:
         self, x: torch.Tensor, weight: torch.Tensor | None, eps: float
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Return (weight * x / rms(x), the tensors that the gradient needs) for x [..., width]. rms
-        is the root of the mean square over the last dimension, to which `eps` is added. `weight` is
-        [width]; None normalises without a weight."""
+        is the root of the mean square over the last dimension; `eps` is added to the mean square.
+        `weight` is [width]; None normalises without a weight."""
         x = x.contiguous()  # as the kernel reads it
         row_mode = None  # Liger chooses between its kernels by the number of rows
         y, _, inverse, *_ = self._rms_norm.rms_norm_forward(x, weight, eps, OFFSET, LLAMA, row_mode)

@@ -96,14 +96,21 @@ class SharedPass:
         return results, memory_error
 
     def _run_first_part(self, token_limit: int, *, first: bool) -> Pending[Any]:
-        """Run the pass over rank 0's part, with at most `token_limit` tokens at a time. `first`
-        says whether it is the first pass over this batch."""
-        if isinstance(self.first_part, PolicyPass) and isinstance(self.batch_pass, PolicyPass):
-            self.first_part.is_first_pass = first
-            sums = self.first_part.run(token_limit)
-            self.batch_pass.microbatches = self.first_part.microbatches  # the loop counts them
-            return sums
-        return self.first_part.run(token_limit)
+        """Run the pass over rank 0's part of the batch (`first_part`), with at most `token_limit`
+        tokens at a time. `first` says whether it is the first pass over this batch. Returns the
+        pending sums of this part alone.
+
+        Of a `PolicyPass`, the pass over the whole batch then has the microbatches of this part.
+        """
+        part, whole = self.first_part, self.batch_pass
+        # Both are passes of one class. Only a `PolicyPass` keeps a state between the passes over a
+        # batch; the loop (grpo.py) sets and reads that of `whole`, which is not run itself.
+        if isinstance(part, PolicyPass) and isinstance(whole, PolicyPass):
+            part.is_first_pass = first
+            pending = part.run(token_limit)
+            whole.microbatches = part.microbatches  # the loop counts them for its metrics
+            return pending
+        return part.run(token_limit)
 
     def is_finest(self, token_limit: int) -> bool:
         """Tell whether `token_limit` already puts every item of the batch into a microbatch of its

@@ -207,14 +207,14 @@ class PolicyPass:
     def _kl(
         self, tokens: losses.Tokens, reference: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the KL divergence of the policy from the reference policy, whose
-        log-probabilities are `reference`. Returns (its term of the loss, weighted by token as the
-        loss is; its sum over the tokens in nats, without gradient)."""
-        divergence = losses.kl_k3(tokens.policy, reference)
-        # Times the ratio, so that the gradient is the divergence's, and not its estimator's.
+        """Estimate the KL divergence from the reference policy, whose log-probabilities are
+        `reference`. Returns (its term of the loss, with the loss's weights of tokens; for the
+        metrics, the plain sum of the tokens' estimates in nats, without gradient)."""
+        estimates = losses.kl_k3(tokens.policy, reference)
+        # Which tokens are sampled depends on the policy too: the ratio adds that to the gradient.
         ratio = torch.exp(tokens.policy - tokens.old)
         weights = losses.token_weights(self.settings.loss, tokens, self.normaliser)
-        return (ratio * divergence * weights).sum(), divergence.detach().sum()
+        return (ratio * estimates * weights).sum(), estimates.detach().sum()
 
 
 def _total_loss(all_sums: Sequence[PassSums]) -> float:

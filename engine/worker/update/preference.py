@@ -123,8 +123,8 @@ def split_pairs(policy: Policy, pairs: Sequence[Pair], budget: int) -> list[list
     """Divide `pairs` into microbatches of at most `budget` tokens, both answers of a pair in the
     same one; a larger pair gets one of its own. Returns for each microbatch the indices of its
     pairs."""
-    # `policy.split` divides rows by their lengths. So each pair is passed as one row as long as
-    # both answers. Our own forward runs their common beginning only once, so it counts once.
+    # `policy.split` divides rows by their lengths. So each pair is passed as one row, as long as
+    # its two rows together. Our own forward runs their common prompt once, so it counts once there.
     shares_prompts = policy.base.network.forward == "own"
     joined_rows = []
     for pair in pairs:

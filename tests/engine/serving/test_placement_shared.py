@@ -137,6 +137,20 @@ def test_a_deployment_that_still_loads_keeps_its_memory_from_the_next_one(
         assert service.deploy(home, name)["state"] == "ready"
 
 
+def test_an_idle_deployment_on_another_device_is_left_alone(
+    home: Home, gpu: StubGpu, models: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    (home.root / "load").touch()
+    first = service.deploy(home, models[0])["deployment_id"]
+    one_gpu = hardware.detect()
+    full = Device("cuda:1", "GPU", "cuda", TOTAL, GB, "GPU-2", bf16=True)
+    two_gpus = Hardware((*one_gpu.devices, full), 2, TOTAL, TOTAL, TOTAL)
+    monkeypatch.setattr(hardware, "detect", lambda disk=None: two_gpus)
+    run = run_on(home, "grpo", 17 * GB)
+    assert deployments.make_room(home, run, "cuda:1") == []
+    assert deployments.make_room(home, run, "cuda:1,cuda:0") == [first]
+
+
 def test_an_idle_deployment_makes_room_for_a_run_that_its_memory_was_counted_against(
     home: Home, gpu: StubGpu, models: list[str]
 ):

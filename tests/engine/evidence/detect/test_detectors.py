@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from replayed import replay
-from simulated import rollout_records
+from simulated import exam_records, rollout_records
 from troubled import TROUBLES, healthy
 
 from engine.core.hints import Change
 from engine.evidence.detect.alerts import Watch
+from engine.evidence.detect.baseline import compared_with_start
 from engine.evidence.detect.detectors import DETECTORS, IDS, find_all, not_judged
 from engine.evidence.detect.findings import ORDER, Finding, edit_lever, ranked, setting_lever
 from engine.evidence.detect.views import Facts, View, is_pleased_and_wrong, view_of
@@ -231,6 +232,25 @@ def test_a_lever_is_what_to_change_in_the_call_and_reads_as_it_always_did():
     assert unknown.hint.change == Change()
     assert setting_lever("rows", 100, 400).hint.change == Change(arguments={"rows": 400})
     assert edit_lever("harder tasks").to_json() == {"edit": "harder tasks"}
+
+
+@pytest.mark.parametrize(("after", "is_told"), [(1.0, False), (2.0, False), (3.0, True)])
+def test_an_alert_is_told_at_the_end_only_if_the_loss_rose(after: float, is_told: bool):
+    sides = [
+        exam_records([{"task": f"t-{i}", "loss": loss + i / 100} for i in range(40)])
+        for loss in (2.0, after)
+    ]
+    against_start = compared_with_start(*sides, 5, 1)
+    assert against_start.measure == "loss"
+    alert = Finding("truncation", "Answers are cut.", {}, edit_lever("shorter answers"))
+    facts = Facts(
+        "sft",
+        KnownSettings(),
+        comparison=against_start.comparison,
+        against_start=against_start,
+        alerts=[alert],
+    )
+    assert (alert.id in [finding.id for finding in find_all(facts)]) is is_told
 
 
 def test_detectors_without_anything_to_read_are_named():

@@ -52,6 +52,29 @@ def test_a_launch_that_fails_says_why_and_one_that_waits_is_taken_back(sky):
     assert api.find("hs-two") is None and sky.ever == []
 
 
+def test_a_launch_is_found_behind_many_later_requests_for_its_cluster(sky):
+    api = api_of(sky)
+    sky.refusal = "Failed to acquire resources in all zones in US."
+    api.launch("hs-one", {"name": "hs-one"})
+    for _ in range(60):
+        with pytest.raises(FarError):  # the fake has no such cluster
+            api.why_not_ready("hs-one")
+    (request,) = api.launches("hs-one")
+    assert api.why_failed(request) == f"ResourcesUnavailableError: {sky.refusal}"
+
+
+def test_the_launch_of_another_cluster_is_left_alone_on_a_server_that_lists_all(sky):
+    api = api_of(sky)
+    sky.is_old = True
+    sky.gate.clear()
+    api.launch("hs-one", {"name": "hs-one"})
+    api.launch("hs-two", {"name": "hs-two"})
+    api.down("hs-one")
+    assert [each.status for each in api.launches("hs-one")] == ["CANCELLED"]
+    assert [each.is_open for each in api.launches("hs-two")] == [True]
+    api.down("hs-two")
+
+
 def test_no_credential_goes_to_a_machine(sky):
     sky.gate.clear()
     api_of(sky).launch("hs-one", {"name": "hs-one"})

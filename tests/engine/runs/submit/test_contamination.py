@@ -16,7 +16,7 @@ from engine.environments.push import push_env
 from engine.evidence.compare.compare import compare_runs
 from engine.evidence.report.dossier import gather
 from engine.evidence.report.markdown import card_of, markdown_of
-from engine.evidence.verdict.contamination import contamination_warnings
+from engine.evidence.verdict.contamination import contamination_warnings, left_out_for_all
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.home.team.owners import Share, Viewer
@@ -154,7 +154,7 @@ def test_training_on_a_copy_of_another_exam_is_found_when_that_exam_is_sat(
     assert found.taught == {"pebble": 0, run.id: 9}
     (warning,) = found.warnings
     assert f"9 tasks are left out for all models, because {run.id} (9) was trained on" in warning
-    assert 'evaluate with models=["pebble"] asks the others all tasks' in warning
+    assert warning.endswith(': evaluate(models=["pebble"]) asks all tasks')
     judged = evaluation(home, exam, {"pebble": exam_rows(set()), run.id: exam_rows(set(EXAM))})
     write_json(judged.contamination, asdict(found))
     assert "left out for all models" in contamination_warnings(judged)[0]
@@ -164,6 +164,19 @@ def test_training_on_a_copy_of_another_exam_is_found_when_that_exam_is_sat(
     assert contamination.compare_models(home, record, ["pebble"]).sources == []
     kept = home.overlap(registry.find_env(home, copy).hash, record.hash)
     assert read_json(kept)["leaked"] == EXAM
+
+
+def test_one_task_and_one_model_are_told_in_the_singular(home: Home):
+    ending = left_out_for_all(["t-1"], {"pebble": 0, "tuned": 1})
+    assert ending.startswith("; 1 task is left out for all models, because tuned (1) was trained")
+    assert ending.endswith('trained on it: evaluate(models=["pebble"]) asks all tasks')
+    assert left_out_for_all(["t-1"], {"tuned": 1}) == left_out_for_all([], {"a": 1, "b": 0}) == ""
+    run = home.run("r-1")
+    run.create()
+    write_json(run.contamination, {"verdict": "leak", "leaked": ["t-1"], "headline": "one of it"})
+    assert contamination_warnings(run) == [
+        "Contamination: one of it; 1 is left out of the verdict."
+    ]
 
 
 def test_a_comparison_leaves_out_what_either_model_was_taught(home: Home, tmp_path: Path):
