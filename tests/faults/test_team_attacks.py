@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import zipfile
 from io import BytesIO
@@ -16,6 +17,7 @@ from mcp import Client, MCPError
 from team import Things, key_of, of, stored, tell_apart, things_of, valid_with
 
 from engine.core.errors import UserError
+from engine.core.files import take_lock
 from engine.environments.registry import find_env
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
@@ -56,6 +58,7 @@ async def test_a33_every_tool_and_resource_with_every_name_of_the_other(
     bob, token = add_key(home, "bob", ALL, calls_per_minute=0)
     hers = things_of(home, ana, tmp_path / "ana")
     his = things_of(home, bob, tmp_path / "bob", env="sums")
+    lock = take_lock(home.deployment(hers.deployment).alive)  # her deployment lives
     before = owned_by(home, "ana")
     load_token(home)
     async with listening(home, "--root", str(tmp_path)) as url, client_of(url, token) as client:
@@ -70,6 +73,8 @@ async def test_a33_every_tool_and_resource_with_every_name_of_the_other(
             # His own notes may name what they like.
             assert "secret" not in re.sub(r'"note":"[^"]*"', "", shown), scope
     assert owned_by(home, "ana") == before
+    assert lock is not None
+    os.close(lock)
     end_all(home, bench, hers)
 
 
