@@ -203,8 +203,8 @@ LEARNING = [
     Fault(
         "the divergence is not weighted by the ratio",
         "update/policy_update.py",
-        "(ratio * divergence * weights).sum()",
-        "(divergence * weights).sum()",
+        "(ratio * estimates * weights).sum()",
+        "(estimates * weights).sum()",
         (gradient("dapo"), gradient("gspo")),
     ),
     Fault(
