@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,15 @@ from envs.config.adapters import KINDS
 from tests.faults.attacks.foreign import foreign_formats
 from tests.faults.test_env_attacks import (
     CALLS,
-    HERE,
     NAMED,
     PLACES,
-    ROOT,
     SECRET,
     UID,
     WHO,
     attacks,
     furnish,
     interpreter,
+    open_to_all,
     program,
 )
 
@@ -94,18 +92,10 @@ def chosen(victim: dict[str, Any], stage: Path) -> dict[str, tuple[str, dict[str
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Path]:
     """A folder any user can reach, with our package, the attacks and the foreign environment."""
-    if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("changing the uid and powers of a client needs root and setpriv")
-    folder = Path(tempfile.mkdtemp(prefix="attacked-"))
-    try:
-        folder.chmod(0o755)
-        shutil.copytree(ROOT / "envs", folder / "envs", ignore=shutil.ignore_patterns("__py*"))
-        shutil.copytree(HERE, folder / "tests" / "faults" / "attacks")
+    with open_to_all() as folder:
         for number, form in enumerate(FORMATS.values()):
             form.write(folder / f"foreign{number}")
         yield folder
-    finally:
-        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module", params=PLACES, ids=lambda p: "-".join((p[0], p[1], *p[2])))

@@ -5,6 +5,7 @@ user, at every level of isolation: what a kernel or a container does not have is
 client by a filter of its own or by capabilities taken away.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -295,8 +296,8 @@ def interpreter() -> str:
     pytest.skip("no interpreter of 3.11 or newer lies where an ordinary user may run it")
 
 
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Path]:
+@contextlib.contextmanager
+def open_to_all() -> Iterator[Path]:
     """A folder any user can reach, with our package and the attacks in it."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("changing the uid and powers of a client needs root and setpriv")
@@ -308,6 +309,13 @@ def stage() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Path]:
+    """The folder for all attacks of this file."""
+    with open_to_all() as folder:
+        yield folder
 
 
 def furnish(folder: Path, uid: int) -> None:

@@ -18,7 +18,15 @@ from typing import Any
 import pytest
 from packages import source, wheel
 
-from tests.faults.test_env_attacks import HERE, PLACES, ROOT, SECRET, UID, WHO, interpreter, program
+from tests.faults.test_env_attacks import (
+    PLACES,
+    SECRET,
+    UID,
+    WHO,
+    interpreter,
+    open_to_all,
+    program,
+)
 
 pytestmark = [
     pytest.mark.faults,
@@ -65,22 +73,14 @@ def load_environment():
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Path]:
     """A folder any user can reach: our package, the attack programs, pip, packages, a victim."""
-    if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("changing the uid and powers of a client needs root and setpriv")
     import pip
 
-    folder = Path(tempfile.mkdtemp(prefix="installed-"))
-    try:
-        folder.chmod(0o755)
-        shutil.copytree(ROOT / "envs", folder / "envs", ignore=shutil.ignore_patterns("__py*"))
-        shutil.copytree(HERE, folder / "tests" / "faults" / "attacks")
+    with open_to_all() as folder:
         shutil.copytree(Path(pip.__file__).parent, folder / "pip" / "pip")
         (folder / "wheels").mkdir()
         for path in folder.rglob("*"):
             path.chmod(path.stat().st_mode | 0o044 | (0o011 if path.is_dir() else 0))
         yield folder
-    finally:
-        shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -6,14 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.test_env_attacks import HERE, PLACES, ROOT, WHO, interpreter, program
+from tests.faults.test_env_attacks import PLACES, WHO, interpreter, open_to_all, program
 
 pytestmark = [
     pytest.mark.faults,
@@ -54,13 +53,7 @@ PROGRAMS = {
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Path]:
     """A folder any user can reach, with our package, the client and an environment for each."""
-    if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("changing the uid and powers of a client needs root and setpriv")
-    folder = Path(tempfile.mkdtemp(prefix="rewarded-"))
-    try:
-        folder.chmod(0o755)
-        shutil.copytree(ROOT / "envs", folder / "envs", ignore=shutil.ignore_patterns("__py*"))
-        shutil.copytree(HERE, folder / "tests" / "faults" / "attacks")
+    with open_to_all() as folder:
         for number, script in enumerate(PROGRAMS.values()):
             source = folder / f"program{number}"
             source.mkdir()
@@ -69,8 +62,6 @@ def stage() -> Iterator[Path]:
         before.mkdir()
         (before / "reward.json").write_text("1")
         yield folder
-    finally:
-        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module", params=PLACES, ids=lambda p: "-".join((p[0], p[1], *p[2])))
