@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 # line before it is checked.
 JsonObject = dict[str, Any]
 
+UNFINISHED = ".aside"  # how the name of a new file ends until it takes the place of the old one
 _BLOCK = 65_536  # bytes that are read at once when a file is searched from its end
 # NaN and infinity are not valid JSON. Nothing here writes them, and they are read as null.
 _LINE_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
@@ -50,7 +51,7 @@ def write_text(path: Path, text: str, fsync: bool = True, mode: int = 0o600) -> 
         fsync: whether to sync, so that the new file survives a power cut once this returns.
         mode: the permissions of the new file; by default only its owner may read and write it.
     """
-    new_file = path.with_name(f".{path.name}.{secrets.token_hex(6)}.aside")
+    new_file = path.with_name(f".{path.name}.{secrets.token_hex(6)}{UNFINISHED}")
     data = text.encode("utf-8", "surrogatepass")  # a model's text may hold a lone surrogate
     try:
         _create_file(new_file, data, mode, fsync=fsync)

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from engine.core import hardware
-from engine.core.files import JsonObject, read_object, write_json, write_text
+from engine.core.files import UNFINISHED, JsonObject, read_object, write_json, write_text
 from engine.home.rows import OPEN, TERMINAL, NewRun, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
@@ -189,12 +189,15 @@ def end_of(row: RunRow) -> JsonObject:
 
 def files_of(run: RunDir) -> tuple[dict[str, list[int]], str]:
     """Return ({path in the run's folder: [bytes, inode, time of change in ns]}, the name of the
-    best checkpoint or ""). Links and hidden folders are left out."""
+    best checkpoint or ""). Links, hidden folders and files that are still being written to take the
+    place of others are left out: such a file has another name in a moment."""
     files: dict[str, list[int]] = {}
     for folder, subfolders, names in os.walk(run.path):
         # Changed in place: that is how os.walk is told where to go on.
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         for name in names:
+            if name.startswith(".") and name.endswith(UNFINISHED):
+                continue
             path = Path(folder, name)
             try:
                 status = path.lstat()

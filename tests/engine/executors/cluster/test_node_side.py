@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from run_configs import train_config
 
-from engine.core.files import read_json, write_json
+from engine.core.files import UNFINISHED, read_json, write_json
 from engine.executors.cluster.node_side import EXIT_CLAIMED, NodeSide, describe
 from engine.executors.cluster.place import Place
 from engine.machine.processes import limits
@@ -32,6 +32,13 @@ def place(tmp_path: Path, bench: Any, monkeypatch: pytest.MonkeyPatch) -> Place:
     order = {"row": row, "lease_s": 60.0, "config_toml": "", "envs": []}
     write_json(made.order, order)
     return made
+
+
+def test_a_lease_that_is_just_being_renewed_is_no_file_that_has_to_come(place: Place):
+    (place.run.path / f".lease.json.0123456789ab{UNFINISHED}").touch()
+    assert NodeSide(place, "7", "Slurm").run() == 0
+    sizes = read_json(place.ended)["sizes"]
+    assert "result.json" in sizes and not [name for name in sizes if name.endswith(UNFINISHED)]
 
 
 def test_a_job_runs_the_run_to_its_end_and_says_so_last(place: Place, monkeypatch):
