@@ -402,7 +402,8 @@ def _setting_to_lower(plan: Plan, speed: throughput.Speed, memory_bytes: int) ->
     """Name the setting to lower, such as "max_length from 512 to 256"; "" if nothing helps.
 
     If the memory of the device is tight or too small for `memory_bytes`, that is the setting which
-    saves most memory. Otherwise it is the setting which saves most time.
+    saves most memory. Otherwise it is the setting which saves most time, where settings of the
+    evaluations come before those that change the training.
     """
     is_ample = lowering.fit_of(memory_bytes, plan.device.memory_total) == "fits"
     peak_bytes = None if is_ample else memory_bytes

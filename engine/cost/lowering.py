@@ -21,6 +21,10 @@ _LEAST_GROUP = 4  # least group_size: the mean of fewer completions is too noisy
 _TIGHT = 0.8  # a run that takes more than this share of a device's memory is tight
 _LEAST_TURN = 8  # least max_tokens that is suggested
 _ROWS_TO_KEEP = 0.95  # share of the rows that a lower limit must not cut
+# Settings of what is asked to judge the model. Lowering one of them leaves the training as it is,
+# so it is named even if another setting saves more time, up to this many times as much.
+_OF_EVALUATIONS = ("eval_rows", "skill_rows")
+_PREFERRED_OVER = 2.0
 
 
 def phases_of(plan: Plan, speed: Speed, level: str) -> dict[str, float]:
@@ -49,8 +53,7 @@ def fit_of(total: int, available: int) -> Fit:
 
 
 def lowering_in_words(plan: Plan, speed: Speed, peak_bytes: int | None) -> str:
-    """Name the setting whose lowering saves most, such as "max_length from 512 to 256"; "" if none
-    helps.
+    """Name the setting to lower, such as "max_length from 512 to 256"; "" if none helps.
 
     Args:
         plan: the run.
@@ -90,7 +93,8 @@ def lower_until_it_fits(plan: Plan, speed: Speed, correction: float) -> dict[str
 
 
 def _best_lowering(plan: Plan, speed: Speed, peak_bytes: int | None) -> _Lowering | None:
-    """Find the setting whose lowering saves most; None if no lowering helps.
+    """Find the setting whose lowering saves most; None if no lowering helps. To save time, a
+    setting of the evaluations is preferred to one that changes the training.
 
     Args:
         plan: the run.
@@ -98,7 +102,7 @@ def _best_lowering(plan: Plan, speed: Speed, peak_bytes: int | None) -> _Lowerin
         peak_bytes: the memory that the run takes now, to save memory; None to save time.
     """
     best: _Lowering | None = None
-    most_saved = 0.0
+    highest_rank = 0.0
     likely_s = _likely_seconds(plan, speed) if peak_bytes is None else 0.0
     for name, old_value, new_value in candidates(plan):
         smaller_plan = _with_setting(plan, name, new_value)
@@ -106,15 +110,23 @@ def _best_lowering(plan: Plan, speed: Speed, peak_bytes: int | None) -> _Lowerin
             saved = peak_bytes - footprint.least_memory(smaller_plan).total
         else:
             saved = likely_s - _likely_seconds(smaller_plan, speed)
-        if saved > most_saved:
+        is_preferred = peak_bytes is None and name in _OF_EVALUATIONS
+        rank = saved * _PREFERRED_OVER if is_preferred else saved
+        if rank > highest_rank:
             best = (name, old_value, new_value)
-            most_saved = saved
+            highest_rank = rank
     return best
 
 
 def _with_setting(plan: Plan, name: str, value: object) -> Plan:
-    """Return a copy of the plan with one setting changed."""
-    return replace(plan, settings=plan.settings.model_copy(update={name: value}))
+    """Return a copy of the plan with one setting changed, and the batteries of skills cut to what
+    its `skill_rows` allow."""
+    settings = plan.settings.model_copy(update={name: value})
+    batteries = tuple(
+        replace(battery, tasks=min(battery.tasks, settings.skill_rows))
+        for battery in plan.batteries
+    )
+    return replace(plan, settings=settings, batteries=batteries)
 
 
 def _likely_seconds(plan: Plan, speed: Speed) -> float:
@@ -125,15 +137,17 @@ def _likely_seconds(plan: Plan, speed: Speed) -> float:
 def candidates(plan: Plan) -> list[tuple[str, int, int]]:
     """Return the settings whose lowering could help, as (name, value, smaller value).
 
-    The smaller value is half the value, or what most rows need if that is more. A setting is left
-    out if its smaller value is over 90 % of the value, or if a group (the completions of one task)
-    would get too small. If gradient checkpointing is off, ("gradient_checkpointing", False, True)
-    is one of the candidates.
+    The smaller value is half the value, or what most rows need if that is more; of skill_rows it is
+    half the questions that the largest battery has. A setting is left out if its smaller value is
+    over 90 % of the value, or if a group (the completions of one task) would get too small. If
+    gradient checkpointing is off, ("gradient_checkpointing", False, True) is one of the candidates.
     """
     needed = _needed_lengths(plan)
+    largest_battery = max((battery.tasks for battery in plan.batteries), default=0)
     lowerings: list[tuple[str, int, int]] = []
     for name, value in _lowerable_settings(plan.settings).items():
-        smaller_value = max(value // 2, needed.get(name, 1))
+        effective_value = min(value, largest_battery) if name == "skill_rows" else value
+        smaller_value = max(effective_value // 2, needed.get(name, 1))
         least_value = _LEAST_GROUP if name == "group_size" else 1
         if least_value <= smaller_value <= _WORTHWHILE * value:
             lowerings.append((name, value, smaller_value))
@@ -161,7 +175,11 @@ def _lowerable_settings(settings: TrainSettings) -> dict[str, int]:
             "prompts_per_step": settings.prompts_per_step,
             "max_length": settings.max_length,
         }
-    return values | {"lora_rank": settings.lora_rank, "eval_rows": settings.eval_rows}
+    return values | {
+        "lora_rank": settings.lora_rank,
+        "eval_rows": settings.eval_rows,
+        "skill_rows": settings.skill_rows,
+    }
 
 
 def _needed_lengths(plan: Plan) -> dict[str, int]:

@@ -145,7 +145,7 @@ def _server_bytes(job: Job) -> float:
     """
     if not job.has_server:
         return 0.0
-    weights = servers.server_weights(job.loaded) / job.server.gpus_of_model
+    weights = servers.weight_bytes(job.loaded) / job.server.gpus_of_model
     return weights + servers.AWAKE_BYTES
 
 
@@ -162,9 +162,9 @@ def _largest_pass_tokens(plan: Plan, microbatch_tokens: float) -> float:
 def _weight_copy_bytes(plan: Plan) -> float:
     """Return the bytes of one copy of the weights of all matrices; 0 if the worker makes no copies.
 
-    On a CPU with enough memory our own forward makes two copies. Those of the layers are one with
-    the adapter merged in, for training, and one in another layout, for sampling. Those of the
-    output layer are one for the forward and one for the backward pass.
+    On a CPU with enough memory our own forward makes two such copies, and `_weight_bytes` counts
+    both. For the layers they are one with the adapter merged in, for training, and one in another
+    layout, for sampling. For the output layer one serves the forward, one the backward pass.
     """
     if not plan.model.own_forward or plan.device.kind != "cpu":
         return 0.0

@@ -73,7 +73,7 @@ def smoke_settings(settings: TrainSettings) -> TrainSettings:
     """Return the settings of a smoke run, two optimizer steps: those of the run, with a few
     changes.
 
-    The two steps take at most `MOST_ROWS` rows and a constant learning rate. There are no
+    Each of the two steps takes at most `MOST_ROWS` rows, at a constant learning rate. There are no
     evaluations, no early stopping, and no rows replayed from earlier training (`keep`).
     """
     changes: dict[str, object] = {

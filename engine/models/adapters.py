@@ -210,7 +210,7 @@ def require_trained_base(run: RunDir, base_path: Path) -> None:
 def require_same_weights(home: Home, folder: Path, named_base: NamedBase, base_path: Path) -> None:
     """Raise UserError ADAPTER_MISMATCH if the model in `base_path` has other weights than the base
     that the adapter in `folder` was trained on. Nothing is checked if the adapter does not give the
-    hashes of those weights."""
+    hashes of those weights, or if the weights are still to be downloaded from the hub."""
     if not named_base.weights:
         return
     files = [base_path / Path(name).name for name in named_base.weights]

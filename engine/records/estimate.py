@@ -77,7 +77,7 @@ class Estimate(Record):
             microbatches; 0 in older files.
         memory_available, memory_free: all bytes of the device, and those that are free.
         fits, fit: whether and how well the memory of the run fits into the device.
-        lower_this: the setting whose lowering helps most, in words; "" if none helps.
+        lower_this: the setting to lower if the run is too large or slow; "" if none helps.
         judge_calls, judge_cost: likely requests to judges (models that score), and their price.
         basis: what the time rests on: "measured", or "model" for a table of machines.
         calibrated_on_runs: how many finished runs corrected the estimate.

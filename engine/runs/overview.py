@@ -276,11 +276,12 @@ def _training_readiness(home: Home) -> str:
 
 
 def _budget_fields(home: Home, store: Store) -> Reply:
-    """Return the GPU-hours that the home, or the key on whose behalf it is read (its viewer), has
-    spent.
+    """Return the GPU-hours spent: all of the home, or those of the access key that asks (the home's
+    viewer).
 
-    If config.toml sets a total, the total and the hours left of it are added. If it sets a price
-    per GPU-hour, the money spent is added.
+    If config.toml sets a total, the total and the hours left of it are added. All keys share that
+    total, so what other keys spent is not left either. If it sets a price per GPU-hour, the money
+    spent is added.
     """
     config = home.user_config()
     viewer = home.viewer

@@ -86,7 +86,7 @@ def small_model(device: torch.device) -> Qwen3ForCausalLM:
     return model
 
 
-def parameters(model: torch.nn.Module) -> int:
+def multiplied_weights(model: torch.nn.Module) -> int:
     """Count the weights that take part in matrix products: all but the embedding, which is looked
     up."""
     return sum(weight.numel() for name, weight in model.named_parameters() if "embed" not in name)
@@ -102,7 +102,7 @@ def measure(device: torch.device) -> dict[str, float]:
         layers: the number of layers of the timed model; the fixed costs grow with it.
     """
     model = small_model(device)
-    weights = parameters(model)
+    weights = multiplied_weights(model)
     # The network has one id less than the model, so that `time_decoding` can use the last id as an
     # end token that is never sampled.
     network = DecoderNetwork(Decoder.from_transformers(model), vocab=VOCAB - 1)

@@ -491,7 +491,8 @@ def _spread(counts: Counter[int]) -> Spread:
     last_rank = count_up_to[-1] - 1
 
     def at_rank(rank: int) -> int:
-        """Return the number at position `rank` (from 0) in the sorted list of all numbers."""
+        """Return the number at position `rank` (from 0) if all numbers, with their repetitions,
+        stood in one sorted list."""
         return numbers[bisect_right(count_up_to, rank)]
 
     return Spread(

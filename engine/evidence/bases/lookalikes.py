@@ -49,8 +49,8 @@ def lookalikes(
 
 
 def _earlier_bases(home: Home, ref: str, own_weights: str, run_id: str) -> Iterator[OtherWeights]:
-    """The bases of earlier runs that had this reference and other weights, the newest run of each
-    first."""
+    """Yield the other weights that this reference had in earlier runs, among the last `_LOOK_BACK`
+    runs, newest first. Weights that several runs had are yielded once, with the newest of them."""
     with Store(home) as store:
         rows = store.list_runs(_LOOK_BACK, kind="train")
     known_weights = {own_weights}

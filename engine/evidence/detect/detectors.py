@@ -251,8 +251,11 @@ def _is_broken(findings: Sequence[Finding]) -> bool:
 
 
 def with_costs(findings: Sequence[Finding], heldout_loss: float) -> list[Finding]:
-    """The findings; those that may have caused a fall of the held-out score cost at least
-    `heldout_loss`, the share of it that was lost."""
+    """Return the findings with the cost of a fallen held-out score.
+
+    A finding that may have caused the fall costs at least `heldout_loss`, the share of the score
+    that was lost; one whose cost is higher keeps it.
+    """
     return _with_least_cost(findings, _CAUSES_OF_A_FALL, heldout_loss)
 
 

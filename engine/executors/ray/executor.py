@@ -322,22 +322,17 @@ class RayExecutor(ClusterExecutor):
         ]
 
     def _launches(self) -> list[_Launch]:
-        """List every launch of this home that has a folder on the cluster or a job of Ray's."""
+        """List every launch of this home that has a folder on the cluster, and then those that have
+        none but a job of Ray's. A job without a folder that still waits is left out: it ends as
+        soon as it begins."""
         listed = self.link.job("list_owned", home_id=self.home_id).get("owned")
+        folders = listed if isinstance(listed, list) else []
         jobs = {job.id: job for job in self.api.owned(name_prefix(self.home_id))}
-        launches = []
-        for folder in listed if isinstance(listed, list) else []:
-            job = jobs.pop(str(folder["job"]), None)
-            life: Life = "exited"
-            if not folder["has_ended"] and folder["is_started"]:
-                life = _life(job, is_held=folder["is_held"] is True)
-            run_id = one_line(str(folder["run_id"]), 200)
-            launches.append(
-                _Launch(run_id, int(folder["launch"]), life, job, folder["is_started"] is True)
-            )
+        launches = [
+            _launch_of_folder(entry, jobs.pop(str(entry["job"]), None)) for entry in folders
+        ]
         for name, job in jobs.items():  # those without a folder
             place = place_of_job(Path(self.root), self.home_id, name)
-            # One that still waits needs no care: without a folder it ends as soon as it begins.
             if place is not None and job.status != "PENDING":
                 life = _life(job, is_held=False)
                 run_id = one_line(place.run_id, 200)
@@ -379,6 +374,20 @@ class RayExecutor(ClusterExecutor):
 def _is_asked(look: JsonObject) -> bool:
     """Tell whether a launch was asked to end, from the answer to a probe."""
     return look.get("asked_s") is not None
+
+
+def _launch_of_folder(entry: JsonObject, job: Job | None) -> _Launch:
+    """Describe the launch of a folder on the cluster.
+
+    Args:
+        entry: what the cluster tells of the folder.
+        job: Ray's job of that launch; None if Ray knows none.
+    """
+    is_started = entry["is_started"] is True
+    life: Life = "exited"
+    if is_started and not entry["has_ended"]:
+        life = _life(job, is_held=entry["is_held"] is True)
+    return _Launch(one_line(str(entry["run_id"]), 200), int(entry["launch"]), life, job, is_started)
 
 
 def _life(job: Job | None, *, is_held: bool) -> Life:

@@ -75,7 +75,7 @@ def server_beside_training(
             that is not known.
     """
     granted = memory - trainer_held - TRAINER_RESERVE  # bytes that the server may take
-    weights = server_weights(loaded)
+    weights = weight_bytes(loaded)
     fixed = weights + AWAKE_BYTES
     row_bytes = max(1.0, length * loaded.cache_token_bytes)  # keys and values of one sequence
     least = fixed + LEAST_ROWS * row_bytes
@@ -114,7 +114,7 @@ def server_on_own_gpus(loaded: LoadedModel, memory: float, gpus: int, length: fl
     """
     granted = ALONE_SHARE * memory  # bytes of each GPU that the server may take
     row_bytes = max(1.0, length * loaded.cache_token_bytes)  # keys and values of one sequence
-    weights = server_weights(loaded)
+    weights = weight_bytes(loaded)
     gpu_counts = _gpus_per_copy(gpus, loaded.model.kv_heads)
     for gpus_of_copy in gpu_counts:  # over how many GPUs each copy is cut
         room = granted - AWAKE_BYTES - weights / gpus_of_copy  # of each GPU, for keys and values
@@ -145,7 +145,7 @@ def trainer_bytes(loaded: LoadedModel, adapter_bytes: float, other_weights: floa
     return model_bytes + overhead_bytes("cuda", model_bytes)
 
 
-def server_weights(loaded: LoadedModel) -> float:
+def weight_bytes(loaded: LoadedModel) -> float:
     """Return the bytes of the model's weights as a server holds them, which is never in 4 bits."""
     return float(loaded.model.params * loaded.width)
 
@@ -164,7 +164,7 @@ def deployed_bytes(
         rank: the highest rank of such an adapter.
     """
     slot_bytes = loaded.model.adapter_params(rank, loaded.model.targets) * loaded.width
-    fixed = server_weights(loaded) + adapters * slot_bytes + AWAKE_BYTES
+    fixed = weight_bytes(loaded) + adapters * slot_bytes + AWAKE_BYTES
     sequence_bytes = length * loaded.cache_token_bytes
     # 10 % more, for other memory that vLLM counts against its share.
     least = 1.1 * fixed + sequence_bytes

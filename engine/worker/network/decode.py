@@ -457,8 +457,11 @@ def _place_count(sizes: Sequence[int], width: int) -> int:
 
 
 def _step_cost(place_count: int, width: int) -> float:
-    """Estimate the cost of a decode step with this number of places in blocks of `width`, in
-    multiples of the cost of one row. Each block adds BLOCK_COST."""
+    """Estimate the cost of a decode step, in multiples of the cost of one row.
+
+    A place costs as much as a row, whether a row stands in it or not. On top of that each block of
+    `width` places costs BLOCK_COST, of which there are `place_count / width`.
+    """
     return place_count * (1 + BLOCK_COST / width)
 
 

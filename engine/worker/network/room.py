@@ -122,11 +122,11 @@ def _longest_sequence(
     facts: EnvFacts | None,
     base: Base,
 ) -> int:
-    """Return how many tokens the longest sequence has that the run samples. Settings of SFT and DPO
-    have no limits of answers; those of their evaluations on held-out tasks are taken from the
-    environment.
+    """Return how many tokens the longest sequence has that the run samples.
 
-    The result is the model's whole context if `facts` about the environment's rows is None.
+    SFT and DPO sample in the exams (evaluations on held-out tasks) alone. How long the answers of
+    those may be is no setting of theirs; it is worked out from the environment. The result is the
+    model's whole context if `facts` about the environment's rows is None.
     """
     context = base.network.shape.context
     if facts is None:

@@ -356,7 +356,8 @@ class Ranks:
                     answers.append(message)
                 elif not isinstance(message, Beat):
                     other_messages.append(message)
-        # They may go to the end of the queue, because a `Done` comes after all answers of `kind`.
+        # Put back in their order. What arrived meanwhile stands before them, which does no harm: a
+        # rank ends its work with `Done`, so nothing but answers of `kind` can arrive before that.
         for message in other_messages:
             helper.messages.put(message)
         return answers

@@ -250,6 +250,24 @@ def test_lowering_what_is_named_saves_most(home: Home):
         assert after <= figures(home, "grpo", halved)["hours"]["likely"]
 
 
+def test_where_evaluations_take_most_of_the_time_they_are_to_be_lowered(home: Home):
+    asked_often = {
+        "steps": 40,
+        "eval_every": 5,
+        "eval_rows": 400,
+        "batch_size": 8,
+        "skill_rows": 10,
+    }
+    assert figures(home, "sft", asked_often)["lower_this"] == "eval_rows from 400 to 200"
+    many_skills = {"steps": 20, "eval_every": 20, "eval_rows": 10, "batch_size": 2}
+    many_skills |= {"skill_rows": 1000}
+    assert figures(home, "sft", many_skills)["lower_this"] == (
+        f"skill_rows from 1000 to {flops.PEBBLE_SKILLS.tasks // 2}"
+    )
+    trained_long = {"steps": 4000, "eval_every": 4000, "eval_rows": 10, "skill_rows": 10}
+    assert figures(home, "sft", trained_long)["lower_this"] == "steps from 4000 to 2000"
+
+
 @pytest.mark.parametrize("algorithm", ["sft", "grpo"])
 def test_what_is_to_be_lowered_never_cuts_the_rows(home: Home, algorithm: str):
     long = replace(ENV, lengths=rows(300, 30))
