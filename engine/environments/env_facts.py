@@ -34,7 +34,7 @@ from envs.tool_schemas import tools_of
 SAMPLE = 2000
 # If max_tokens is too short for a larger share of the reference answers, success says little.
 TOO_MANY_CUT = 0.1
-_VERSION = 4  # of the cache file; raise it when the counting changes
+_VERSION = 5  # of the cache file; raise it when the counting changes
 # (length, known, turns) of a training row, as in RowShape.
 _StoredRow = tuple[int, int, list[tuple[int, int]]]
 # (prompt, training rows, pair) of a task's row, the first and the last as in RowLengths.
@@ -122,7 +122,7 @@ class EnvFacts:
         answered_rows: train rows with a reference answer, the ones SFT can learn from.
         paired_rows, heldout_pairs: train and held-out rows with a better and a worse answer, for
             DPO; of the held-out ones None where not counted.
-        lengths: token counts of the train rows that were counted.
+        lengths: token counts of the train rows that were counted; of held-out rows in an exam.
         duplicate_share: share of train rows whose prompt an earlier train row has.
         score_s: seconds one score takes (95th percentile of the audit); 0 if unknown.
         waits, judge: whether scoring may wait for the network; the mean use of judges per score.
@@ -322,14 +322,14 @@ def _read_cache(path: Path) -> _CachedCounts | None:
 def _count_rows(
     record: "registry.EnvRecord", tokenizer: tokens.ChatTokenizer, thinking: bool | Reasoning
 ) -> _CachedCounts:
-    """Count an environment's rows, and the tokens of its train rows or of a sample of them.
+    """Count an environment's rows, and the tokens of its train rows, of an exam's held-out rows, or
+    of a sample of them.
 
     `thinking`: True and "require" switch on the think block of prompts; False and "drop" leave the
-    reasoning of answers out. Rows that the chat template refuses are not measured: `refused` is
-    their number, and `refusal` the template's message for the first one.
+    reasoning of answers out. Rows that the chat template refuses are not measured, but counted.
     """
     train, heldout = _rows_by_split(record)
-    sample = _sample(train)
+    sample = _sample(train or heldout)
     sample_lengths = _SampleLengths()
     for row in sample:
         sample_lengths.count(row, record.tools, tokenizer, thinking)

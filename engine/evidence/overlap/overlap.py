@@ -546,7 +546,7 @@ def headline(
     remark = _note_on_coverage(compared_shares, unindexed)
     total = sum(counts.values())
     if not total:
-        return f"none of {heldout} held-out tasks overlaps with the {train} training rows{remark}"
+        return f"none of {heldout} held-out tasks repeats one of the {train} training rows{remark}"
     kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     strongest = matches[0]
     task_id, row_id = strongest.heldout[:ID_CHARS], strongest.train[:ID_CHARS]

@@ -2,7 +2,7 @@
 sentence."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from engine.core.format import percent, whole_percent
@@ -73,6 +73,18 @@ class LostOfRight:
     def to_json(self) -> dict[str, object]:
         """The counts, the share and its interval as a JSON object."""
         return asdict(self)
+
+
+def worst_kind(losses: Mapping[str, LostOfRight]) -> str | None:
+    """Return the kind of task with the most lost tasks; of several, that with the largest share.
+
+    Kinds of fewer than five right tasks are passed over: "2 of 2 lost" may be chance. Returns None
+    if no other kind lost any.
+    """
+    counted = {kind: loss for kind, loss in losses.items() if loss.right >= 5 and loss.lost}
+    return max(
+        counted, key=lambda kind: (counted[kind].lost, counted[kind].share, kind), default=None
+    )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from engine.core.format import percent, significant
 from engine.core.hints import Call
 from engine.evidence.stats.inference import ALPHA, PairedVerdict, holm, paired_verdict
 from engine.evidence.stats.results import Measure, rounded, rounded_ends, show_change, side
-from engine.evidence.verdict.comparison import LostOfRight, mean_reward, p_of_loss
+from engine.evidence.verdict.comparison import LostOfRight, mean_reward, p_of_loss, worst_kind
 from engine.evidence.verdict.lineage import ancestry, started_from
 from engine.home.run_dir import Home, RunDir
 from engine.records.env_version import EnvVersion
@@ -527,13 +527,10 @@ def _lost_text(battery: Battery) -> str:
 
 def _worst_group(battery: Battery) -> str:
     """The sentence part on the kind of task that lost most: ", most in sums: 3 of 9 right ones lost
-    (...)". Returns "" if the tasks are of one kind."""
+    (...)". Returns "" if the tasks are of one kind, or if no kind of some size lost any."""
     losses = {skill.skill: skill.lost_of_right for skill in battery.skills if skill.lost_of_right}
-    if not losses:
-        return ""
-    # The kind with the most lost tasks; if several have as many, the one with the largest share.
-    worst = max(losses, key=lambda name: (losses[name].lost, losses[name].share, name))
-    return f", most in {worst or 'the rest'}: {losses[worst].text}"
+    worst = worst_kind(losses)
+    return "" if worst is None else f", most in {worst or 'the rest'}: {losses[worst].text}"
 
 
 def _gap_text(battery: Battery) -> str:

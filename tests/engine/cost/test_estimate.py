@@ -16,7 +16,7 @@ from run_configs import train_config
 
 from engine.core.files import write_json
 from engine.core.hardware import Device, Hardware
-from engine.cost import estimate, flops, lowering, throughput
+from engine.cost import estimate, flops, throughput
 from engine.cost import hours as hours_of_run
 from engine.cost.batteries import PEBBLE_SKILLS
 from engine.cost.estimate import Forecast
@@ -239,45 +239,6 @@ def test_a_run_that_shares_its_gpu_is_planned_with_a_share_where_it_fits_into_on
     small = replace(GPU, devices=(replace(GPU.devices[0], memory_total=24 * GB),))
     alone = figures(home, "sft", model=LARGE, hardware=small)
     assert alone["memory_available"] == 24 * GB  # half of it is too little
-
-
-def test_lowering_what_is_named_saves_most(home: Home):
-    found = figures(home, "grpo", STILL)
-    name, _, _, _, value = found["lower_this"].split()
-    after = figures(home, "grpo", STILL | {name: int(value)})["hours"]["likely"]
-    for other in ("group_size", "prompts_per_step", "lora_rank"):
-        halved = STILL | {other: getattr(resolve("grpo", STILL).settings, other) // 2}
-        assert after <= figures(home, "grpo", halved)["hours"]["likely"]
-
-
-def test_where_evaluations_take_most_of_the_time_they_are_to_be_lowered(home: Home):
-    asked_often = {
-        "steps": 40,
-        "eval_every": 5,
-        "eval_rows": 400,
-        "batch_size": 8,
-        "skill_rows": 10,
-    }
-    assert figures(home, "sft", asked_often)["lower_this"] == "eval_rows from 400 to 200"
-    many_skills = {"steps": 20, "eval_every": 20, "eval_rows": 10, "batch_size": 2}
-    many_skills |= {"skill_rows": 1000}
-    assert figures(home, "sft", many_skills)["lower_this"] == (
-        f"skill_rows from 1000 to {flops.PEBBLE_SKILLS.tasks // 2}"
-    )
-    trained_long = {"steps": 4000, "eval_every": 4000, "eval_rows": 10, "skill_rows": 10}
-    assert figures(home, "sft", trained_long)["lower_this"] == "steps from 4000 to 2000"
-
-
-@pytest.mark.parametrize("algorithm", ["sft", "grpo"])
-def test_what_is_to_be_lowered_never_cuts_the_rows(home: Home, algorithm: str):
-    long = replace(ENV, lengths=rows(300, 30))
-    resolved = resolve(algorithm, {"steps": 1}, env=long)
-    plan = flops.Plan(resolved.settings, SMALL, long, CPU.device)
-    offered = [name for name, _, _ in lowering.candidates(plan)]
-    assert offered and "max_length" not in offered
-    roomy = resolve(algorithm, {"steps": 1, "max_length": 1024}, env=long)
-    plan = flops.Plan(roomy.settings, SMALL, long, CPU.device)
-    assert ("max_length", 1024, 512) in lowering.candidates(plan)
 
 
 LONG_ROWS = """

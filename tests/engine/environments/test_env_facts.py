@@ -70,6 +70,15 @@ def test_rows_are_counted_per_split_and_in_tokens(home: Home, model: Path):
     assert facts.score_s == 0.25
 
 
+def test_of_an_exam_the_heldout_rows_are_counted_in_tokens(home: Home, model: Path):
+    """Without them an answer that thinks got the whole context, and no prompt fitted."""
+    rows = [row(1, "heldout"), row(2, "heldout", answer="1234")]
+    facts = env_facts.env_facts(home, stored(home, rows), model)
+    opening = len("user\n1 + 2?\n") + 2 + len("assistant\n") + 1
+    assert (facts.train_rows, facts.heldout_rows, facts.answered_rows) == (0, 2, 0)
+    assert (facts.longest_prompt, facts.longest_turn) == (opening, 5)
+
+
 def test_repeated_prompts_are_a_share_of_the_rows(home: Home, model: Path):
     rows = [row(1), row(1, id="b"), row(1, id="c"), row(2)]
     facts = env_facts.env_facts(home, stored(home, rows), model)

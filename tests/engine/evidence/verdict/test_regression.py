@@ -11,6 +11,7 @@ from run_configs import MANIFEST
 from engine.core.files import write_json
 from engine.evidence.report.html_report import model_card, report_markdown, write_report
 from engine.evidence.verdict import regression
+from engine.evidence.verdict.comparison import LostOfRight, worst_kind
 from engine.records.manifest import ReplayUsed
 from tests.helpers.env_versions import write_version
 
@@ -104,6 +105,16 @@ def test_one_lost_skill_is_named_although_others_gained_as_much(asked):
     )
     verdict = run_verdict(run.run)
     assert found["summary"] in verdict["summary"] and found["summary"] in verdict["warnings"]
+
+
+def test_two_of_two_lost_are_too_few_to_name_a_kind_of_task():
+    one_of_each = {
+        "sums": LostOfRight.from_counts(right=9, lost=1),
+        "dates": LostOfRight.from_counts(right=2, lost=2),
+    }
+    assert worst_kind(one_of_each) == "sums"
+    assert worst_kind({"dates": one_of_each["dates"]}) is None
+    assert worst_kind({"sums": LostOfRight.from_counts(right=9, lost=0)}) is None
 
 
 def test_a_sample_of_an_environment_says_of_how_many_tasks_it_is(home, make_run, rows):
