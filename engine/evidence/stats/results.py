@@ -440,12 +440,12 @@ def _joined_parts(content: Any) -> str:
     return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
 
 
-def show(value: float | None, measure: Measure) -> str:
-    """A level as text: success in percent, such as "41.2 %", reward and loss with three digits,
-    such as "0.412", None as "?"."""
+def show(value: float | None, measure: Measure, digits: int = 1) -> str:
+    """A level as text: success in percent with `digits` decimals, such as "41.2 %", reward and loss
+    with three digits, such as "0.412", None as "?"."""
     if value is None:
         return "?"
-    return percent(value) if measure == "success" else significant(value)
+    return percent(value, digits=digits) if measure == "success" else significant(value)
 
 
 def show_change(value: float | None, measure: Measure) -> str:

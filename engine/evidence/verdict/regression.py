@@ -12,10 +12,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-from engine.core.format import percent, significant
 from engine.core.hints import Call
 from engine.evidence.stats.inference import ALPHA, PairedVerdict, holm, paired_verdict
-from engine.evidence.stats.results import Measure, rounded, rounded_ends, show_change, side
+from engine.evidence.stats.results import Measure, rounded, rounded_ends, show, show_change, side
 from engine.evidence.verdict.comparison import LostOfRight, mean_reward, p_of_loss, worst_kind
 from engine.evidence.verdict.lineage import ancestry, started_from
 from engine.home.run_dir import Home, RunDir
@@ -474,14 +473,16 @@ def _change_and_name(skill: Skill) -> tuple[float, str]:
 
 def sentence_of(battery: Battery, since: str = "") -> str:
     """The comparison of a battery (set of tasks) in one sentence, such as "Forgotten (arithmetic):
-    82 % to 41 % on 40 tasks; most of all sums 0.90 to 0.30."
+    82 % to 41 % on 40 tasks (95 % interval of the change -56.2 to -25.8 points); most of
+    all sums 0.90 to 0.30."
 
     `since` names the model it is compared with, such as " since pebble"; "" for the run's own
     start.
     """
     if battery.verdict == "forgotten":
-        lost_text = f"{_levels_text(battery)}{_lost_text(battery)}{_most_lost_skills(battery)}"
-        return f"Forgotten{since} ({battery.battery}): {lost_text}."
+        change_text = f"{_levels_text(battery)} ({_change_text(battery)})"
+        lost_text = f"{_lost_text(battery)}{_most_lost_skills(battery)}"
+        return f"Forgotten{since} ({battery.battery}): {change_text}{lost_text}."
     return f"Kept skills{since} ({battery.battery}): {_kept_text(battery)}."
 
 
@@ -497,23 +498,31 @@ def _kept_text(battery: Battery) -> str:
         word_of_all = words.get(battery.verdict, "inconclusive")
         return f"{name} was lost: {lost}; all skills together: {word_of_all}, {levels}"
     if battery.verdict == "improved":
-        return f"better, {levels}{_lost_text(battery)}"
+        return f"better, {levels} ({_change_text(battery)}){_lost_text(battery)}"
     if battery.before == 0.0 and not battery.gained:
         return f"nothing to lose, 0 before on {battery.n} tasks"
     if battery.verdict == "inconclusive":
-        ends = " to ".join(show_change(end, battery.metric) for end in battery.interval)
         flips = f"{battery.lost} lost, {battery.gained} gained"
-        return f"inconclusive, {levels}, {flips}, 95 % interval of the change {ends}"
+        return f"inconclusive, {levels} ({_change_text(battery)}), {flips}"
     gap = f"a loss of {_gap_text(battery)} would have shown"
-    return f"no clear loss, {levels} ({gap}){_lost_text(battery)}"
+    return f"no clear loss, {levels} ({_change_text(battery)}; {gap}){_lost_text(battery)}"
 
 
 def _levels_text(battery: Battery) -> str:
     """The means before and after training, such as "82 % to 41 % on 40 tasks"; for a sample of more
     tasks "... on 40 of 1,200 tasks"."""
-    before, after = _show(battery.before, battery.metric), _show(battery.after, battery.metric)
+    before, after = (
+        show(mean, battery.metric, digits=0) for mean in (battery.before, battery.after)
+    )
     sample = f" of {battery.of_tasks:,}" if battery.of_tasks else ""
     return f"{before} to {after} on {battery.n}{sample} tasks"
+
+
+def _change_text(battery: Battery) -> str:
+    """The interval of the change, such as "95 % interval of the change -4.8 to +0.5 points"."""
+    low, high = (show_change(end, battery.metric) for end in battery.interval)
+    unit = " points" if battery.metric == "success" else ""
+    return f"95 % interval of the change {low} to {high}{unit}"
 
 
 def _lost_text(battery: Battery) -> str:
@@ -552,13 +561,6 @@ def _most_lost_skills(battery: Battery) -> str:
         for skill in lost_skills
     ]
     return f"; most of all {', '.join(changes)}"
-
-
-def _show(value: float | None, measure: Measure) -> str:
-    """A mean as text: success in whole percent, a reward as a number, None as "?"."""
-    if value is None:
-        return "?"
-    return percent(value, digits=0) if measure == "success" else significant(value)
 
 
 def keep_settings(settings: KnownSettings, batteries: Sequence[Battery]) -> dict[str, object]:

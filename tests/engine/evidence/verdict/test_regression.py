@@ -84,7 +84,8 @@ def test_a_run_that_lost_nothing_says_what_would_have_shown(asked):
     found = kept_skills(run.run)
     assert found["verdict"] == "kept" and "no clear loss" in found["summary"]
     # As many are gained as lost, and the mean hides both.
-    assert "92 % to 92 % on 48 tasks" in found["summary"]
+    levels = "92 % to 92 % on 48 tasks (95 % interval of the change -"
+    assert levels in found["summary"] and "points; a loss of" in found["summary"]
     assert "4 of 44 right ones lost (4 to 21 %)" in found["summary"]
     verdict = run_verdict(run.run)
     assert not any("Forgotten" in text for text in verdict["warnings"])
@@ -206,7 +207,8 @@ def test_four_lost_and_none_gained_is_no_finding_and_no_all_clear(home, asked):
     assert found["verdict"] == battery["verdict"] == "inconclusive"
     low, high = battery["interval"]
     assert low < -0.15 and high == 0.0, "the interval of the test, which does not exclude 0"
-    assert "inconclusive, 92 % to 83 % on 48 tasks, 4 lost, 0 gained" in found["summary"]
+    change = "95 % interval of the change -19.6 to +0.0 points"
+    assert f"inconclusive, 92 % to 83 % on 48 tasks ({change}), 4 lost" in found["summary"]
     assert "no clear loss" not in found["summary"]
     run.finish(verdict="better")
     card, page = model_card(home, run.id), write_report(home, run.id).read_text()
