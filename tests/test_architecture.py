@@ -68,6 +68,7 @@ LOADS_LATE = Path("mcp_server/api/verbs.py")  # a verb loads what it needs when 
 OF_NO_SINGLE_MODULE = {
     "benchmarks/test_harness.py": "what several benchmarks read off runs and processes",
     "engine/executors/test_contract.py": "what every place to run holds to",
+    "engine/executors/test_random_kills.py": "what a run elsewhere loses, whatever is killed",
     "engine/worker/test_architectures.py": "whole runs: every family of models",
     "engine/worker/test_families.py": "whole runs: official chat templates, turns, tools, thought",
     "engine/worker/test_every_setting.py": "whole runs: each setting changes what a run does",
