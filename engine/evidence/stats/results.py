@@ -6,6 +6,7 @@ scorer).
 """
 
 import itertools
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -388,6 +389,8 @@ def content_of(message: ChatMessage) -> str:
         # Name and arguments stand under "function", or in the call itself.
         function = call.get("function", call) if isinstance(call, Mapping) else {}
         name, arguments = function.get("name", "?"), function.get("arguments", "")
+        if not isinstance(arguments, str):  # an object, not yet as JSON
+            arguments = json.dumps(arguments, ensure_ascii=False)
         text += f"\n→ {name}({arguments})"
     return text.strip("\n")
 

@@ -392,7 +392,8 @@ def _continue_interrupted(store: Store, run: RunDir, row: RunRow) -> None:
     """Queue an interrupted run again, or let it fail if that has happened MAX_CONTINUATIONS times.
 
     A run that is on another machine never fails here: it goes on there, however often this machine
-    is switched off.
+    is switched off. Such an interruption does not count, and those before it are forgotten: only a
+    run that is interrupted again and again before it is over there is given up.
     """
     handle = Handle.read(run) if row.is_elsewhere else None
     is_over_there = handle is not None and handle.phase == "started"
@@ -414,7 +415,7 @@ def _continue_interrupted(store: Store, run: RunDir, row: RunRow) -> None:
         "queued",
         only_from={"interrupted"},
         attempt=row.attempt + 1,
-        continuations=row.continuations + 1,
+        continuations=0 if is_over_there else row.continuations + 1,
     )
 
 

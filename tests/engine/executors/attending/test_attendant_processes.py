@@ -239,6 +239,28 @@ def test_however_often_this_machine_dies_a_run_elsewhere_goes_on(bench, looked_a
     bench.until_state(run, "cancelled")
 
 
+def test_deaths_of_this_machine_while_it_runs_elsewhere_leave_the_next_start_its_chances(
+    bench, looked_after
+):
+    """The fourth death came while a lost launch was being started again: the run was given up."""
+    run = looked_after
+    Handle("ssh:box", 1, "started").write(run)
+    launcher.start_queued(bench.home)
+    for _ in range(outcome.MAX_CONTINUATIONS):
+        bench.kill(until_looked_after(bench, run))
+        bench.until(lambda: not launcher.is_alive(run), "nothing of it lives here")
+        launcher.reap(bench.home)
+    supervisor = until_looked_after(bench, run)
+    Handle("ssh:box", 2, "starting").write(run)
+    bench.kill(supervisor)
+    bench.until(lambda: not launcher.is_alive(run), "nothing of it lives here")
+    launcher.reap(bench.home)
+    until_looked_after(bench, run)
+    assert bench.row(run).continuations == 1
+    cancel(bench.home, run.id)
+    bench.until_state(run, "cancelled")
+
+
 def test_a_cancel_of_one_that_is_queued_again_is_told_to_the_other_machine(bench, looked_after):
     run = looked_after
     Handle("ssh:box", 1, "started").write(run)
