@@ -18,7 +18,8 @@ class TargetProgress:
         text: the target and the best score, such as "90 %; best so far 0.85".
         note: that the target is passed and what stopping leaves, as the end of a sentence; "" if
             it is not.
-        can_stop: whether the target is passed and nothing else waits for the run to go on.
+        can_stop: whether the target is passed, stopping loses nothing that was trained for it, and
+            nothing else waits for the run to go on.
     """
 
     text: str
@@ -53,12 +54,13 @@ def target_progress(run: RunDir, row: RunRow) -> TargetProgress | None:
         return TargetProgress(text, note)
     if run.best.exists():
         note += (
-            f": cancel_run stops it and keeps {row.run_id}@best, without a verdict; evaluate that "
-            "beside its start for one"
+            f": cancel_run stops it and keeps {row.run_id}@best, without a verdict or a check of "
+            "kept skills; evaluate that beside its start for a verdict"
         )
-    else:
-        note += ": cancel_run stops it, without a verdict, and no checkpoint is there yet"
-    return TargetProgress(text, note, can_stop=True)
+        return TargetProgress(text, note, can_stop=True)
+    if event.get("step") == 0:  # the model that it starts from passes the target
+        return TargetProgress(text, f"{note}: the model it starts from does", can_stop=True)
+    return TargetProgress(text, f"{note}, but no checkpoint is there yet")
 
 
 def _scored_events(run: RunDir) -> list[tuple[float, Line]]:

@@ -210,10 +210,7 @@ class Comparison:
         outcome = self.outcome
         if outcome.detectable is None:
             return {}
-        change = abs(outcome.diff or 0.0)
-        if change >= _FAR_LARGER * outcome.detectable:
-            text = f"what {outcome.n} tasks of this noise just show; the change is far larger"
-        elif self.measure == "success":
+        if self.measure == "success":
             changed = len(outcome.gained) + len(outcome.lost)
             text = (
                 f"measured: {changed} of {outcome.n} tasks changed; before a run "
@@ -221,6 +218,8 @@ class Comparison:
             )
         else:
             text = f"measured from the noise of these {outcome.n} tasks"
+        if abs(outcome.diff or 0.0) >= _FAR_LARGER * outcome.detectable:
+            text += "; the change is far larger"
         return {"smallest_detectable_gap_is": text}
 
     def _change_of_pass_at_k(self) -> PassAtK | None:

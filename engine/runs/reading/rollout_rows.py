@@ -359,16 +359,24 @@ def _uses_name(where: str, name: str) -> bool:
 
 
 def asks_for_kept_skills(where: str) -> bool:
-    """Whether the filter expression is about earlier skills: it has the text "kept", as in "half ==
-    'kept'", or uses the name `battery`, a field that no other answers have."""
-    return _has_text(where, _KEPT) or _uses_name(where, "battery")
+    """Whether the filter expression is about earlier skills: it asks for "kept", as in "half ==
+    'kept'" but not in "half != 'kept'", or uses `battery`, a field that no other answers have."""
+    return _uses_name(where, "battery") or any(
+        _has_constant(node, _KEPT)
+        and not any(isinstance(op, ast.NotEq | ast.NotIn) for op in node.ops)
+        for node in _syntax_nodes(where)
+        if isinstance(node, ast.Compare)
+    )
 
 
 def _has_text(where: str, text: str) -> bool:
     """Whether the filter expression contains this text as a constant, as "half == 'kept'" does."""
-    return any(
-        isinstance(node, ast.Constant) and node.value == text for node in _syntax_nodes(where)
-    )
+    return any(_has_constant(node, text) for node in _syntax_nodes(where))
+
+
+def _has_constant(node: ast.AST, text: str) -> bool:
+    """Whether this node, or one below it, is the constant `text`."""
+    return any(isinstance(each, ast.Constant) and each.value == text for each in ast.walk(node))
 
 
 def _syntax_nodes(where: str) -> list[ast.AST]:

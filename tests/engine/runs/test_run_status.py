@@ -167,15 +167,24 @@ def test_a_run_that_has_passed_its_target_says_so_once_and_what_stopping_it_leav
         append_line(run.events, {"event": "evaluated", "step": 40, "heldout_success": 0.94})
         status = lifecycle.status(bench.home, run.id)
         assert "its target 90 % is passed on the tasks that choose" in status["summary"]
-        assert (
-            "(94.0 % at step 40): cancel_run stops it, without a verdict, and no checkpoint"
-            in (status["summary"])
-        )
-        assert status["target_passed"] and "target_note" not in status
+        assert "(94.0 % at step 40), but no checkpoint is there yet" in status["summary"]
+        assert "target_passed" not in status and "target_note" not in status
         (run.checkpoints / "step_000040").mkdir(parents=True)
         run.best.symlink_to("step_000040")
-        summary = lifecycle.status(bench.home, run.id)["summary"]
-        assert f"keeps {run.id}@best, without a verdict; evaluate that beside its start" in summary
+        status = lifecycle.status(bench.home, run.id)
+        assert (
+            f"stops it and keeps {run.id}@best, without a verdict or a check of kept skills"
+            in (status["summary"])
+        )
+        assert status["target_passed"]
+
+
+def test_a_run_whose_start_passes_its_target_may_be_stopped_without_a_checkpoint(bench):
+    with under_way(bench, expect="90 %") as run:
+        append_line(run.events, {"event": "evaluated", "step": 0, "heldout_success": 0.94})
+        status = lifecycle.status(bench.home, run.id)
+        assert "(94.0 % at step 0): the model it starts from does" in status["summary"]
+        assert status["target_passed"]
 
 
 def test_a_run_within_its_cap_says_nothing_of_it_and_names_no_money_without_a_price(bench):
