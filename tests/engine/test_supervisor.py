@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.core.files import append_line, read_json, read_lines, take_lock
+from engine.core.files import append_line, read_json, read_lines, take_lock, write_json
 from engine.home.store import Store
 from engine.machine.processes import launcher
 from engine.runs import lifecycle
@@ -99,6 +99,23 @@ def test_after_three_continuations_an_interrupted_run_is_failed(bench):
     row = bench.row(run)
     assert (row.state, row.reason_kind, row.continuations) == ("failed", "interrupted", 3)
     assert f'resume="{run.id}"' in str(row.hint)
+
+
+def test_a_new_checkpoint_gives_an_interrupted_run_its_continuations_back(bench):
+    run = bench.start(steps=9, hold_at=2)
+    for step in (2, 3, 4, 5, 6):  # each attempt saves one step more
+        bench.until_step(run, step - 1)
+        config = read_json(run.config)
+        config["fake_trainer"]["hold_at"] = step + 1
+        write_json(run.config, config)
+        (run.path / "holds").unlink()
+        bench.kill(*bench.pids(run))
+        bench.until(lambda: not launcher.is_alive(run), "the lock is free")
+        assert launcher.reap(bench.home) == [run.id]
+    assert (bench.row(run).attempt, bench.row(run).continuations) == (6, 1)
+    bench.until_step(run, 6)
+    bench.go(run)
+    assert bench.until_state(run, "done").continuations == 1
 
 
 def test_a_failure_the_trainer_explains_is_told_in_its_words(bench):

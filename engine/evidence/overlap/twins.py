@@ -326,7 +326,8 @@ class _Weights:
             for (form, word), count in rows_of_form_and_word.items()
             if rows_of_form[form] >= FORM_ROWS and count >= FORM_SHARE * rows_of_form[form]
         }
-        self._telling_words: dict[str, frozenset[str]] = {}
+        # By text and not by its id, which a row of another environment may have too.
+        self._telling_words: dict[Text, frozenset[str]] = {}
         # Of a payload, by which two texts are compared: the same words for every text, whatever its
         # form, so that a paraphrase, which is of another form, keeps them too.
         words_of_any_form = {
@@ -339,14 +340,14 @@ class _Weights:
     def telling_words(self, text: Text) -> frozenset[str]:
         """Return the words that tell a text from others: neither part of its form (what the rows of
         one template have in common) nor in very many rows. They are computed once for each row."""
-        if text.row not in self._telling_words:
-            self._telling_words[text.row] = frozenset(
+        if text not in self._telling_words:
+            self._telling_words[text] = frozenset(
                 word
                 for word in text.content
                 if (text.grammar, word) not in self._words_of_form
                 and self._row_counts[word] <= self._most_rows
             )
-        return self._telling_words[text.row]
+        return self._telling_words[text]
 
     def payload(self, text: Text) -> tuple[str, ...]:
         """Return in order a text's numbers, operators and words that tell held-out tasks apart."""

@@ -424,10 +424,10 @@ def _keys_of_endpoints(home: Home, source: Path) -> set[str]:
 def reap(home: Home, place: LocalExecutor | None = None) -> list[str]:
     """Settle every run whose supervisor and trainer died, then start queued runs.
 
-    Such a run is queued again, or fails if that has happened MAX_CONTINUATIONS times already. A run
-    that was stopping, or whose end was recorded, gets that end. In a home that cannot be written,
-    nothing is changed. Returns the ids of the runs that were settled. `place` is the executor that
-    settles and starts them; None for a new one of this machine.
+    Such a run is queued again, or fails if that has happened MAX_CONTINUATIONS times without a new
+    checkpoint. A run that was stopping, or whose end was recorded, gets that end. In a home that
+    cannot be written, nothing is changed. Returns the ids of the runs that were settled. `place` is
+    the executor that settles and starts them; None for a new one of this machine.
     """
     home = home.whole
     settled_ids = []

@@ -353,7 +353,7 @@ def _settle(store: Store, run: RunDir, row: RunRow) -> None:
 
     1. If the end of this attempt was recorded, the run gets that end.
     2. If the run was told to stop, it gets the end that follows from the stop.
-    3. Otherwise it was interrupted: it is queued again, or fails after MAX_CONTINUATIONS times.
+    3. Otherwise it was interrupted: it is queued again, or fails (`_continue_interrupted`).
     """
     if row.state == "interrupted":
         # An earlier call began step 3 and did not finish it. Finish it now, whatever the files say.
@@ -389,7 +389,8 @@ def _interrupt(store: Store, run: RunDir, row: RunRow, elapsed_s: float) -> None
 
 
 def _continue_interrupted(store: Store, run: RunDir, row: RunRow) -> None:
-    """Queue an interrupted run again, or let it fail if that has happened MAX_CONTINUATIONS times.
+    """Queue an interrupted run again, or let it fail if that has happened MAX_CONTINUATIONS times
+    without a new checkpoint.
 
     A run that is on another machine never fails here: it goes on there, however often this machine
     is switched off. Such an interruption does not count, and those before it are forgotten: only a
@@ -397,7 +398,8 @@ def _continue_interrupted(store: Store, run: RunDir, row: RunRow) -> None:
     """
     handle = Handle.read(run) if row.is_elsewhere else None
     is_over_there = handle is not None and handle.phase == "started"
-    if row.continuations >= outcome.MAX_CONTINUATIONS and not is_over_there:
+    continuations = 0 if _saved_in_this_attempt(run) else row.continuations
+    if continuations >= outcome.MAX_CONTINUATIONS and not is_over_there:
         store.set_state(
             row.run_id,
             "failed",
@@ -405,7 +407,8 @@ def _continue_interrupted(store: Store, run: RunDir, row: RunRow) -> None:
             ended=time.time(),
             reason_kind="interrupted",
             # + 1: the present interruption, after which the run is not continued.
-            reason=f"interrupted {row.continuations + 1} times and not continued any more",
+            reason=f"interrupted {continuations + 1} times without a new checkpoint, and not "
+            "continued any more",
             hint=outcome.resume_hint(run).after("Find out what ends processes on this machine."),
             verdict="unknown",
         )
@@ -415,8 +418,19 @@ def _continue_interrupted(store: Store, run: RunDir, row: RunRow) -> None:
         "queued",
         only_from={"interrupted"},
         attempt=row.attempt + 1,
-        continuations=0 if is_over_there else row.continuations + 1,
+        continuations=0 if is_over_there else continuations + 1,
     )
+
+
+def _saved_in_this_attempt(run: RunDir) -> bool:
+    """Tell whether the newest checkpoint was written after the last attempt's processes had started
+    (by the times of both files)."""
+    checkpoint = run.latest_checkpoint()
+    try:
+        started_s = run.started_record.stat().st_mtime
+        return checkpoint is not None and checkpoint.stat().st_mtime > started_s
+    except OSError:  # no attempt has started
+        return False
 
 
 def spent_hours(home: Home, row: RunRow) -> float:

@@ -22,7 +22,7 @@ from steady_trainer import expected
 from engine.core.files import read_object, write_json
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import RunDir
-from engine.machine.processes import launcher
+from engine.machine.processes import launcher, outcome
 
 pytestmark = [pytest.mark.machines, pytest.mark.timeout(2400)]
 SEED = os.environ.get("HONESMITH_KILL_SEED", "20261129")
@@ -64,6 +64,7 @@ class Campaign:
         self.chance = random.Random(f"{SEED} {place.compute}")
         self.killed: Counter[str] = Counter()
         self.hit_at: dict[str, int] = {}  # run -> the newest checkpoint at the last loss
+        self.deaths: Counter[str] = Counter()  # run -> how often `kill_there` killed it
 
     def run(self, kills: int) -> None:
         """Kill that often, and hold every run against one that was never disturbed."""
@@ -102,12 +103,15 @@ class Campaign:
         return True
 
     def kill_there(self, run: RunDir) -> bool:
-        """Kill supervisor and trainer over there, unless nothing was saved since the last time:
-        a run that is lost again and again without a new checkpoint is given up."""
-        if not self.is_ahead(run):
+        """Kill supervisor and trainer over there, where that is no reason to give the run up: after
+        a new checkpoint, and as often as a home continues a run by itself."""
+        if self.deaths[run.id] >= outcome.MAX_CONTINUATIONS or not self.is_ahead(run):
             return False
         record = self.record(self.place.far_run(run))
-        return record is not None and self.kill(record["supervisor_pid"], record["trainer_pid"])
+        if record is None or not self.kill(record["supervisor_pid"], record["trainer_pid"]):
+            return False
+        self.deaths[run.id] += 1
+        return True
 
     def is_ahead(self, run: RunDir) -> bool:
         """Whether this side has a newer checkpoint than at the last loss over there."""

@@ -275,6 +275,19 @@ def test_a_scan_counts_twins_and_says_so():
     assert said in result["headline"] and result["examples"][0]["kind"] == "paraphrase"
 
 
+LETTERS = "abdefgiklmnoprstuvxz"
+
+
+def test_rows_of_another_environment_may_have_the_ids_of_the_tasks():
+    """A task and a row of one id were taken for one text, and most tasks for paraphrases."""
+    words = [f"{start}{end}" for start in "blem trok dusk warp".split() for end in LETTERS]
+    chance = random.Random(5)
+    sentences = [" ".join(chance.sample(words, 6)) for _ in range(80)]
+    exam, rows = stored("", sentences[:40]), stored("", sentences[40:])
+    assert [task["id"] for task in exam] == [each["id"] for each in rows]
+    assert scan(rows, exam)["twins"] == {}
+
+
 def test_a_scan_counts_a_task_that_is_copied_as_a_copy_alone():
     exam, rows, twins = three_of_an_exam()
     copy = row("c", exam[0]["prompt"][0]["content"])
