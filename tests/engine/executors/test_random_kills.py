@@ -22,7 +22,7 @@ from steady_trainer import expected
 from engine.core.files import read_object, write_json
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import RunDir
-from engine.machine.processes import launcher, outcome
+from engine.machine.processes import launcher
 
 pytestmark = [pytest.mark.machines, pytest.mark.timeout(2400)]
 SEED = os.environ.get("HONESMITH_KILL_SEED", "20261129")
@@ -63,8 +63,7 @@ class Campaign:
         self.ways = {"everything here": self.kill_here, "the run there": self.kill_there, **ways}
         self.chance = random.Random(f"{SEED} {place.compute}")
         self.killed: Counter[str] = Counter()
-        self.hit_at: dict[str, int] = {}  # run -> the newest checkpoint at the last loss
-        self.deaths: Counter[str] = Counter()  # run -> how often `kill_there` killed it
+        self.hit_at: dict[str, int] = {}  # run -> the newest checkpoint there at the last loss
 
     def run(self, kills: int) -> None:
         """Kill that often, and hold every run against one that was never disturbed."""
@@ -73,8 +72,11 @@ class Campaign:
             while self.killed.total() < kills and self.bench.row(run).state not in TERMINAL:
                 time.sleep(self.chance.uniform(0, self.pause_s))
                 way = self.chance.choice(list(self.ways))
-                if self.ways[way](run):
-                    self.killed[way] += 1
+                while self.bench.row(run).state not in TERMINAL:
+                    if self.ways[way](run):
+                        self.killed[way] += 1
+                        break
+                    time.sleep(0.05)  # not yet there, or hit a moment ago
             row = self.place.until_ended(run)
             assert row.state == "done", f"{row} after {self.killed}, seed {SEED}"
             assert_same_curve(curve(run), expected(STEPS))
@@ -103,22 +105,19 @@ class Campaign:
         return True
 
     def kill_there(self, run: RunDir) -> bool:
-        """Kill supervisor and trainer over there, where that is no reason to give the run up: after
-        a new checkpoint, and as often as a home continues a run by itself."""
-        if self.deaths[run.id] >= outcome.MAX_CONTINUATIONS or not self.is_ahead(run):
+        """Kill supervisor and trainer over there, unless nothing was saved since the last time: a
+        run that is lost again and again without a new checkpoint is given up."""
+        if not self.is_ahead(run):
             return False
         record = self.record(self.place.far_run(run))
-        if record is None or not self.kill(record["supervisor_pid"], record["trainer_pid"]):
-            return False
-        self.deaths[run.id] += 1
-        return True
+        return record is not None and self.kill(record["supervisor_pid"], record["trainer_pid"])
 
     def is_ahead(self, run: RunDir) -> bool:
-        """Whether this side has a newer checkpoint than at the last loss over there."""
+        """Whether this side has a newer checkpoint than the other had at the last loss there."""
         newest = max(run.checkpoint_steps(), default=0)
         if not run.far("placement").exists() or newest <= self.hit_at.get(run.id, 0):
             return False
-        self.hit_at[run.id] = newest
+        self.hit_at[run.id] = max(self.place.far_run(run).checkpoint_steps(), default=newest)
         return True
 
     @staticmethod
