@@ -1,5 +1,6 @@
 """How far a run under way is from its target, and how it is stopped once that is passed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.core.format import percent, significant
@@ -61,6 +62,16 @@ def target_progress(run: RunDir, row: RunRow) -> TargetProgress | None:
     if event.get("step") == 0:  # the model that it starts from passes the target
         return TargetProgress(text, f"{note}: the model it starts from does", can_stop=True)
     return TargetProgress(text, f"{note}, but no checkpoint is there yet")
+
+
+def passes_target(run: RunDir, row: RunRow, events: Sequence[Line]) -> bool:
+    """Tell whether the run's target was passed for the first time by an evaluation among these
+    events of it. Returns False if it has no target."""
+    target = target_in(row.expect)
+    if target is None or not any(event.get("event") == "evaluated" for event in events):
+        return False
+    passing = (event for score, event in _scored_events(run) if target.is_reached_by(score))
+    return next(passing, None) in events
 
 
 def _scored_events(run: RunDir) -> list[tuple[float, Line]]:

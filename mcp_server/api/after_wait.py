@@ -263,7 +263,8 @@ def after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
     wait_again = _call_to_wait_again(run_id, next_event, reply)
     if reply.get("target_passed"):
         return [suggest("cancel_run", run_id=run_id, reason="target passed"), wait_again]
-    if event in ("alert", "news"):  # "news" of a run that goes on can only be an alert
+    # "news" of a run that goes on is an alert, or an evaluation that passed its target.
+    if event == "alert" or (event == "news" and reply.get("alerts")):
         return [suggest("diagnose", run_id=run_id), wait_again]
     if event == "first_step":
         rollouts = suggest("read_rollouts", run_id=run_id)

@@ -284,3 +284,21 @@ def launcher_lock(run):
     file = run.lock.open("a")
     fcntl.flock(file, fcntl.LOCK_EX)
     return file
+
+
+def test_a_wait_for_news_ends_when_the_target_is_passed_and_not_with_every_later_exam(bench):
+    def exam(step: int, success: float) -> None:
+        append_line(run.events, {"event": "evaluated", "step": step, "heldout_success": success})
+
+    def news(cursor: str = "") -> dict:
+        return lifecycle.wait(bench.home, run.id, "news", timeout_s=0, cursor=cursor)
+
+    with under_way(bench, expect="90 %") as run:
+        exam(20, 0.85)
+        before = news()
+        assert not before["until_met"]
+        exam(40, 0.94)
+        passed = news(before["cursor"])
+        assert passed["until_met"] and "(94.0 % at step 40)" in passed["summary"]
+        exam(60, 0.97)
+        assert not news(passed["cursor"])["until_met"]

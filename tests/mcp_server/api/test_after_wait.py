@@ -89,6 +89,13 @@ def test_of_equal_alerts_of_a_run_the_newest_is_shown_with_how_often_it_came():
     ]
 
 
+def test_news_without_an_alert_is_a_passed_target_and_no_reason_to_diagnose():
+    news = {"state": "running", "until_met": True, "cursor": "7"}
+    assert [call["tool"] for call in after_wait("r", "news", news)] == ["wait_run"]
+    alerted = news | {"alerts": [{"id": "kl"}]}
+    assert after_wait("r", "news", alerted)[0]["tool"] == "diagnose"
+
+
 def test_once_its_target_is_passed_a_run_is_offered_to_be_stopped():
     status = {"state": "running", "target": "90 %; best so far 0.94", "cursor": "7"}
     assert [call["tool"] for call in after_wait("r", "end", status)] == ["wait_run"]
