@@ -258,8 +258,10 @@ def after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
     if reply.get("state") in ("done", "failed", "cancelled"):
         return _after_end(run_id, reply)
     event = until if reply.get("until_met") else ""  # what has come; "" if the time was up first
-    # There is only one first step; another evaluation or alert may follow.
-    next_event = "end" if event == "first_step" else until
+    # There is only one first step; another evaluation or alert may follow. A run with a target may
+    # pass it long before its end, which is news.
+    after_first_step = "news" if reply.get("target") else "end"
+    next_event = after_first_step if event == "first_step" else until
     wait_again = _call_to_wait_again(run_id, next_event, reply)
     if reply.get("target_passed"):
         return [suggest("cancel_run", run_id=run_id, reason="target passed"), wait_again]

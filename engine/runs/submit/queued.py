@@ -7,6 +7,7 @@ from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.cost import estimate
 from engine.cost.hours import is_wide
+from engine.evidence.stats.basics.target import target_in
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
@@ -54,7 +55,7 @@ def reply_of(home: Home, row: RunRow, warnings: list[str]) -> Reply:
         "settings_changed_from_parent": _changed_from_parent(home, config),
         "metrics_uri": f"run://{row.run_id}/metrics",
         "summary": f"{row.run_id} is {state_text}{_time_in_words(config)}.",
-        "next": [_wait_call(row.run_id, config).to_json()],
+        "next": [_wait_call(row, config).to_json()],
         "warnings": warnings,
     }
 
@@ -98,12 +99,16 @@ def _time_in_words(config: RunConfig) -> str:
     return f": about {words(hours.likely)} ({between}){basis_note}{wide_note}"
 
 
-def _wait_call(run_id: str, config: RunConfig) -> Call:
-    """Make the call that waits for the run to end, or only for its first step if the estimate is
-    wide: the first step is measured, which narrows it."""
+def _wait_call(row: RunRow, config: RunConfig) -> Call:
+    """Make the call that waits for the run.
+
+    It waits only for the first step if the estimate is wide: that step is measured, which narrows
+    it. It waits for news if the run has a target, which it may pass long before its end.
+    """
     if isinstance(config, TrainConfig) and is_wide(config.estimate.hours):
-        return Call("wait_run", {"run_id": run_id, "until": "first_step"})
-    return Call("wait_run", {"run_id": run_id})
+        return Call("wait_run", {"run_id": row.run_id, "until": "first_step"})
+    until = {} if target_in(row.expect) is None else {"until": "news"}
+    return Call("wait_run", {"run_id": row.run_id, **until})
 
 
 def unmeasured_note(bases: Sequence[str]) -> str:
