@@ -57,7 +57,7 @@ def _larger_evaluation(home: Home, contest: Contest, measure: Measure) -> Eviden
     outcome = contest.comparison.outcome
     split = _evaluated_split(home, contest.first)
     split_size = split_rows(home, contest.first.env_id, split)  # None if it is not known
-    asked_count = len(_asked_tasks(home, contest.first, contest.other))
+    asked_count = _asked_count(home, contest.first, contest.other)
     if split_size is not None and asked_count >= split_size:
         return _beyond_all_rows(contest, measure, split, split_size)
     rows = _rows_to_ask(tasks_to_decide(outcome), outcome.n, split_size)
@@ -124,13 +124,17 @@ def _with_most_errors(first: Candidate, other: Candidate) -> Candidate:
     return other if other_errors > first_errors else first
 
 
-def _asked_tasks(home: Home, first: Candidate, other: Candidate) -> set[str]:
-    """Ids of the tasks that either candidate was asked.
+def _asked_count(home: Home, first: Candidate, other: Candidate) -> int:
+    """How many tasks the candidates were asked, those included whose answers do not count.
 
-    Contaminated tasks were asked too, but their rows were removed before the comparison.
+    The answers to contaminated tasks, and to those that chose a checkpoint of a candidate, were
+    removed before the comparison.
     """
     asked_tasks: set[str] = set()
+    counts: list[int] = []  # of the evaluations, as their configs tell
     for candidate in (first, other):
-        asked_tasks |= {row.task for row in candidate.rows}
-        asked_tasks |= taught_tasks(home.run(candidate.source))  # the contaminated ones
-    return asked_tasks
+        run = home.run(candidate.source)
+        asked_tasks |= {row.task for row in candidate.rows} | taught_tasks(run)
+        config = run.find_config()
+        counts.append(config.rows if isinstance(config, EvaluateConfig) else 0)
+    return max(len(asked_tasks), min(counts))

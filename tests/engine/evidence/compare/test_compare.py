@@ -480,6 +480,22 @@ def test_where_every_row_is_used_the_next_move_is_more_rows(home, evaluation):
     assert f"at least {needed} held-out rows instead of 119" in said
 
 
+def test_tasks_that_were_asked_and_do_not_count_are_not_offered_to_be_asked_again(
+    home, trained, evaluation, rows
+):
+    """A client that followed `next` alone asked all 102 tasks for ever: 20 had chosen."""
+    run = trained(0.7)
+    run.evals(10, rows.halved(lambda i: i < 100, 400))
+    run_id = evaluation({"pebble": 55, run.id: 60}).id
+    (home.env("arith", "0123456789ab")).mkdir(parents=True, exist_ok=True)
+    for held_out, tools in ((100, ["push_env"]), (300, ["evaluate"])):
+        pushed(home, held_out)
+        found = compare_runs(home, [run_id])
+        assert found["verdict"] == "inconclusive" and found["arms"][1]["tasks"] == 50
+        offered = [call["tool"] for call in found["next"]]
+        assert [tool for tool in offered if tool in ("push_env", "evaluate")] == tools
+
+
 def test_where_answers_are_noisy_and_every_row_is_used_attempts_are_the_next_move(
     home, make_run, rows
 ):
