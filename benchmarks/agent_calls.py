@@ -30,7 +30,7 @@ from mcp import Client, StdioServerParameters
 MOST_CALLS, MOST_CHARS = 20, 40_000
 EXAMPLES = Path(__file__).parents[1] / "envs" / "examples"
 OWN = Path(__file__).parent / "survey_envs"
-SFT = {"steps": 12, "eval_rows": 40, "learning_rate": 3e-3}
+SFT = {"steps": 40, "eval_rows": 40, "learning_rate": 3e-3}
 GRPO = {"steps": 3, "prompts_per_step": 4, "group_size": 4, "eval_rows": 40}
 EVALUATION = {"algorithm": "evaluate", "rows": 60}
 _ENDS = ("deploy", "chat")  # tools at which a task is over
@@ -147,7 +147,7 @@ TASKS = [
     Task("tool", EXAMPLES / "tool_call", got_better, then=[EVALUATION]),
     Task("tool, chain", EXAMPLES / "tool_call", got_better, then=[grpo(), EVALUATION]),
     Task("format", OWN / "brackets", got_better, sft(steps=120, keep=0.2), [EVALUATION]),
-    Task("forgetting", OWN / "brackets", better_but_forgot, sft(steps=160), [EVALUATION]),
+    Task("forgetting", OWN / "brackets", better_but_forgot, sft(steps=160, keep=0.0), [EVALUATION]),
     Task("gamed reward", OWN / "gamed", told_before_training("REWARD_RISK", '"risk"'), grpo()),
     Task("impossible", OWN / "impossible", not_better, sft(steps=40), [EVALUATION]),
     Task("leaking data", OWN / "leaking", told_before_training("overlap"), sft(steps=30)),

@@ -15,6 +15,7 @@ from engine.core.files import write_json
 from engine.environments import registry
 from engine.environments.datasets import spread
 from engine.environments.pairs import pair_of
+from engine.home.owner_marks import seal_in
 from engine.home.run_dir import Home
 from engine.models import tokens
 from engine.models.chat_format import ChatFormat, NoReasoning, RowShape, TemplateError
@@ -250,7 +251,8 @@ def env_facts(
 
 
 def _make_facts(record: "registry.EnvRecord", counts: "_CachedCounts") -> EnvFacts:
-    """Combine the record of an environment and the counts of its rows into its facts."""
+    """Combine a record and the counts of its rows. Lengths of a sealed exam would tell of it."""
+    is_hidden = not counts.train_rows and seal_in(record.dir) is not None
     return EnvFacts(
         env_id=record.env_id,
         kind=record.kind,
@@ -258,7 +260,7 @@ def _make_facts(record: "registry.EnvRecord", counts: "_CachedCounts") -> EnvFac
         train_rows=counts.train_rows,
         heldout_rows=counts.heldout_rows,
         answered_rows=counts.answered_rows,
-        lengths=tuple(_make_row_lengths(*stored) for stored in counts.lengths),
+        lengths=tuple(_make_row_lengths(*each) for each in counts.lengths if not is_hidden),
         duplicate_share=counts.duplicate_share,
         refused=counts.refused,
         refusal=counts.refusal,
@@ -364,9 +366,7 @@ def _count_pairs(rows: Iterable[TaskRow]) -> int:
     return sum(1 for row in rows if pair_of(row))
 
 
-def _rows_by_split(
-    record: "registry.EnvRecord",
-) -> tuple[Sequence[TaskRow], Sequence[TaskRow]]:
+def _rows_by_split(record: "registry.EnvRecord") -> tuple[Sequence[TaskRow], Sequence[TaskRow]]:
     """Return the train rows and the held-out rows of a version."""
     if record.version.data:  # large data: a train row is read only when it is accessed
         return registry.read_tasks(record, "train"), registry.read_tasks(record, "heldout")

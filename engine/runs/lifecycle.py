@@ -40,7 +40,7 @@ from engine.runs.submit.evaluation import submit_evaluation
 from engine.runs.submit.plans import submit as submit_training
 from engine.runs.submit.probe import submit_probe
 from engine.runs.submit.requests import TrainRequest
-from engine.runs.targets import passes_target
+from engine.runs.targets import may_stop_since
 
 __all__ = [
     "cancel",
@@ -105,8 +105,8 @@ def wait(
     Returns the status, with the added key `until_met`: whether `until` was reached.
 
     Args:
-        until: "end", "first_step", "next_eval", "alert", or "news": an alert, the evaluation that
-            passes the target, the end, or the end of a step of a plan.
+        until: "end", "first_step", "next_eval", "alert", or "news": an alert, the moment from
+            which a run may be stopped at its target, the end, or the end of a step of a plan.
         timeout_s: seconds to wait; the caller must know how long its client keeps a call open.
         cursor: `cursor` of an earlier reply; only evaluations and alerts after that reply count.
             With "" those of the run's whole current attempt count, so that none is missed that came
@@ -480,7 +480,7 @@ def _has_reached(run: RunDir, row: RunRow, until: str, events: Sequence[Line]) -
         events: the run's events since the wait began, or since the cursor that the caller gave. An
             evaluation or an alert counts only if it is among them.
     """
-    if until == "news" and passes_target(run, row, events):
+    if until == "news" and may_stop_since(run, row, events):
         return True
     if until == "end" or (until == "news" and row.state in TERMINAL):
         return row.state in TERMINAL

@@ -31,7 +31,6 @@ from engine.machine.processes import launcher
 from engine.records.lines.line_record import Line
 from engine.records.run_config import EvaluateConfig, GRPOConfig
 from engine.runs.forecast import Forecast, forecast_of_plan
-from engine.runs.targets import passes_target
 
 _MAX_ALERTS = 10  # a status shows at most this many alerts, the newest
 # The fields of a verdict's evidence that a step shows.
@@ -147,8 +146,7 @@ def has_reached(home: Home, snapshot: PlanSnapshot, until: str) -> bool:
     wait.
 
     "end" is the end of the plan, "first_step" the first step of any run, "next_eval" an evaluation
-    and "alert" an alert of any run. "news" is an alert, an evaluation by which a run passes its
-    target, or the end of a run or of the plan.
+    and "alert" an alert of any run. "news" is an alert, or the end of a run or of the plan.
     """
     if until == "end":
         return snapshot.is_over
@@ -156,11 +154,6 @@ def has_reached(home: Home, snapshot: PlanSnapshot, until: str) -> bool:
         lines = [last_line(home.run(row.run_id).metrics) or {} for row in snapshot.rows]
         return any(isinstance(line.get("step"), int) and line["step"] >= 1 for line in lines)
     if until == "news" and (snapshot.ended or snapshot.is_over):
-        return True
-    if until == "news" and any(
-        passes_target(home.run(row.run_id), row, events)
-        for row, events in zip(snapshot.rows, snapshot.events, strict=True)
-    ):
         return True
     awaited_event = "evaluated" if until == "next_eval" else "alert"
     all_events = itertools.chain.from_iterable(snapshot.events)

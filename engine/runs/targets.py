@@ -53,7 +53,8 @@ def target_progress(run: RunDir, row: RunRow) -> TargetProgress | None:
     )
     if row.plan:  # to stop one step of a plan would end the steps after it too
         return TargetProgress(text, note)
-    if run.best.exists():
+    passing_steps = {event.get("step") for _, event in passing_events}
+    if _best_step(run) in passing_steps:
         note += (
             f": cancel_run stops it and keeps {row.run_id}@best, without a verdict or a check of "
             "kept skills; evaluate that beside its start for a verdict"
@@ -64,14 +65,39 @@ def target_progress(run: RunDir, row: RunRow) -> TargetProgress | None:
     return TargetProgress(text, f"{note}, but no checkpoint is there yet")
 
 
-def passes_target(run: RunDir, row: RunRow, events: Sequence[Line]) -> bool:
-    """Tell whether the run's target was passed for the first time by an evaluation among these
-    events of it. Returns False if it has no target."""
-    target = target_in(row.expect)
-    if target is None or not any(event.get("event") == "evaluated" for event in events):
+def may_stop_since(run: RunDir, row: RunRow, events: Sequence[Line]) -> bool:
+    """Tell whether the run may be stopped at its target since one of these events of it: the
+    checkpoint of the first evaluation that passed the target, or that of its start. Returns False
+    if it has no target."""
+    progress = target_progress(run, row)
+    if progress is None or not progress.can_stop:
         return False
-    passing = (event for score, event in _scored_events(run) if target.is_reached_by(score))
-    return next(passing, None) in events
+    return _stoppable_since(run, row) in events
+
+
+def _stoppable_since(run: RunDir, row: RunRow) -> Line | None:
+    """Return the event since which a run that passed its target may be stopped; None if there is
+    none."""
+    target = target_in(row.expect)
+    assert target is not None
+    passing_steps: set[object] = set()
+    for event in events_from(run, cursor=0)[0]:
+        score = _score_of(event)
+        if score is not None and target.is_reached_by(score):
+            passing_steps.add(event.get("step"))
+            if event.get("step") == 0:  # the model that the run starts from
+                return event
+        if event.get("event") == "checkpoint" and event.get("step") in passing_steps:
+            return event
+    return None
+
+
+def _best_step(run: RunDir) -> int | None:
+    """Return the step of the run's best checkpoint so far; None if there is none."""
+    try:
+        return int(run.best.readlink().name.removeprefix("step_"))
+    except (OSError, ValueError):
+        return None
 
 
 def _scored_events(run: RunDir) -> list[tuple[float, Line]]:

@@ -516,12 +516,12 @@ def _default_turns(env: EnvFacts | None) -> int:
 def _fit_into_context(context: int, env: EnvFacts | None, preferred: int) -> int:
     """Return `preferred` tokens, or as many as fit into the context after the longest prompt.
 
-    If hardly any fit, the limit is half of the context. The longest prompt has 0 tokens if `env` is
-    None. The result is at least 1.
+    If hardly any fit, or if no prompt was counted, the limit is half of the context. The result is
+    at least 1.
     """
     longest_prompt = env.longest_prompt if env else 0
-    available = context - longest_prompt - 1  # 1 for a prompt of unknown length: none is empty
-    if available < _MIN_ANSWER_TOKENS:
+    available = context - longest_prompt - 1
+    if not longest_prompt or available < _MIN_ANSWER_TOKENS:
         # The answer gets half of the context; tasks with longer prompts will be left out.
         available = context // 2
     return max(1, min(preferred, available))

@@ -87,7 +87,7 @@ def test_the_trainer_dies_with_its_supervisor(bench):
 
 
 def test_after_three_continuations_an_interrupted_run_is_failed(bench):
-    run = bench.start(steps=5, hold_at=4)
+    run = bench.start(steps=5, hold_at=1)  # before its first checkpoint
     for _ in range(3):
         bench.kill(*bench.pids(run))
         bench.until(lambda: not launcher.is_alive(run), "the lock is free")
@@ -116,6 +116,27 @@ def test_a_new_checkpoint_gives_an_interrupted_run_its_continuations_back(bench)
     bench.until_step(run, 6)
     bench.go(run)
     assert bench.until_state(run, "done").continuations == 1
+
+
+def test_a_checkpoint_of_an_earlier_attempt_gives_nothing_back(bench):
+    """Attempts that end before their trainer starts leave the old checkpoint the newest."""
+    run = bench.start(steps=5, hold_at=3)
+    bench.until_step(run, 2)
+    bench.kill(*bench.pids(run))
+    bench.until(lambda: not launcher.is_alive(run), "the lock is free")
+    (bench.home.root / "hold").touch()  # later trainers never come to a step
+    launcher.reap(bench.home)
+    for attempt in (2, 3, 4):
+        assert (bench.row(run).attempt, bench.row(run).continuations) == (attempt, attempt - 1)
+        bench.kill(*bench.pids(run))
+        bench.until(lambda: not launcher.is_alive(run), "the lock is free")
+        run.started_record.unlink()
+        write_json(run.started_record, {"attempt": 1, "supervisor_pid": 0, "trainer_pid": 0})
+        os.utime(run.started_record, (1, 1))  # as of the first attempt, which saved
+        launcher.reap(bench.home)
+    row = bench.row(run)
+    assert (row.state, row.reason_kind) == ("failed", "interrupted")
+    assert "4 times without a new checkpoint" in row.reason
 
 
 def test_a_failure_the_trainer_explains_is_told_in_its_words(bench):

@@ -78,13 +78,15 @@ class LostOfRight:
 def worst_kind(losses: Mapping[str, LostOfRight]) -> str | None:
     """Return the kind of task with the most lost tasks; of several, that with the largest share.
 
-    Kinds of fewer than five right tasks are passed over: "2 of 2 lost" may be chance. Returns None
-    if no other kind lost any.
+    Returns None if no kind lost any, or if fewer than five tasks of that kind were right: "2 of 2
+    lost" may be chance.
     """
-    counted = {kind: loss for kind, loss in losses.items() if loss.right >= 5 and loss.lost}
-    return max(
-        counted, key=lambda kind: (counted[kind].lost, counted[kind].share, kind), default=None
+    worst = max(
+        losses, key=lambda kind: (losses[kind].lost, losses[kind].share, kind), default=None
     )
+    if worst is None or not losses[worst].lost or losses[worst].right < 5:
+        return None
+    return worst
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,7 @@ class Comparison:
         else:
             text = f"measured from the noise of these {outcome.n} tasks"
         if abs(outcome.diff or 0.0) >= _FAR_LARGER * outcome.detectable:
-            text += "; the change is far larger"
+            text += "; the change is far larger than this gap"
         return {"smallest_detectable_gap_is": text}
 
     def _change_of_pass_at_k(self) -> PassAtK | None:

@@ -496,7 +496,8 @@ def _kept_text(battery: Battery) -> str:
         name, lost = lost_skill.skill or "the rest", lost_skill.lost_of_right.text
         words = {"improved": "better", "kept": "no clear loss"}
         word_of_all = words.get(battery.verdict, "inconclusive")
-        return f"{name} was lost: {lost}; all skills together: {word_of_all}, {levels}"
+        of_all = f"{word_of_all}, {levels} ({_change_text(battery)})"
+        return f"{name} was lost: {lost}; all skills together: {of_all}"
     if battery.verdict == "improved":
         return f"better, {levels} ({_change_text(battery)}){_lost_text(battery)}"
     if battery.before == 0.0 and not battery.gained:

@@ -152,8 +152,8 @@ class Attendant:
             row = store.get_run(self.run.id)
         if handle is None:
             return self._launch(executor, None)
-        # An attempt that only continues one that crashed (continuations > 0) is no resume: it takes
-        # over the end of the same launch.
+        # An attempt that only continues one that crashed (continuations > 0, see local_executor.py)
+        # is no resume: it takes over the end of the same launch.
         is_resumed = row.continuations == 0 and handle.ended_in < row.attempt
         if handle.phase == "ended" and is_resumed:  # a user's resume: the losses count from 0 again
             return self._launch(executor, replace(handle, losses=0, lost_at_step=0))

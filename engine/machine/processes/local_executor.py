@@ -393,13 +393,15 @@ def _continue_interrupted(store: Store, run: RunDir, row: RunRow) -> None:
     without a new checkpoint.
 
     A run that is on another machine never fails here: it goes on there, however often this machine
-    is switched off. Such an interruption does not count, and those before it are forgotten: only a
-    run that is interrupted again and again before it is over there is given up.
+    is switched off. With such an interruption, and with one after a new checkpoint, the count
+    begins anew.
     """
     handle = Handle.read(run) if row.is_elsewhere else None
     is_over_there = handle is not None and handle.phase == "started"
-    continuations = 0 if _saved_in_this_attempt(run) else row.continuations
-    if continuations >= outcome.MAX_CONTINUATIONS and not is_over_there:
+    begins_anew = is_over_there or _saved_in_this_attempt(run, row)
+    continuations = 0 if begins_anew else row.continuations
+    if continuations >= outcome.MAX_CONTINUATIONS:
+        without = " without a new checkpoint" if row.kind == "train" else ""
         store.set_state(
             row.run_id,
             "failed",
@@ -407,8 +409,7 @@ def _continue_interrupted(store: Store, run: RunDir, row: RunRow) -> None:
             ended=time.time(),
             reason_kind="interrupted",
             # + 1: the present interruption, after which the run is not continued.
-            reason=f"interrupted {continuations + 1} times without a new checkpoint, and not "
-            "continued any more",
+            reason=f"interrupted {continuations + 1} times{without}, and not continued any more",
             hint=outcome.resume_hint(run).after("Find out what ends processes on this machine."),
             verdict="unknown",
         )
@@ -418,19 +419,21 @@ def _continue_interrupted(store: Store, run: RunDir, row: RunRow) -> None:
         "queued",
         only_from={"interrupted"},
         attempt=row.attempt + 1,
-        continuations=0 if is_over_there else continuations + 1,
+        continuations=continuations + 1,
     )
 
 
-def _saved_in_this_attempt(run: RunDir) -> bool:
-    """Tell whether the newest checkpoint was written after the last attempt's processes had started
-    (by the times of both files)."""
+def _saved_in_this_attempt(run: RunDir, row: RunRow) -> bool:
+    """Tell whether the newest checkpoint was written after the processes of the row's attempt had
+    started, by the times of both files."""
     checkpoint = run.latest_checkpoint()
     try:
+        record = read_object(run.started_record)
         started_s = run.started_record.stat().st_mtime
-        return checkpoint is not None and checkpoint.stat().st_mtime > started_s
-    except OSError:  # no attempt has started
+        saved_since = checkpoint is not None and checkpoint.stat().st_mtime > started_s
+    except (OSError, ValueError):  # no attempt has started a trainer
         return False
+    return saved_since and record.get("attempt") == row.attempt
 
 
 def spent_hours(home: Home, row: RunRow) -> float:

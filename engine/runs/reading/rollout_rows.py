@@ -360,13 +360,28 @@ def _uses_name(where: str, name: str) -> bool:
 
 def asks_for_kept_skills(where: str) -> bool:
     """Whether the filter expression is about earlier skills: it asks for "kept", as in "half ==
-    'kept'" but not in "half != 'kept'", or uses `battery`, a field that no other answers have."""
-    return _uses_name(where, "battery") or any(
-        _has_constant(node, _KEPT)
-        and not any(isinstance(op, ast.NotEq | ast.NotIn) for op in node.ops)
-        for node in _syntax_nodes(where)
-        if isinstance(node, ast.Compare)
-    )
+    'kept'", or uses `battery`, a field that no other answers have. One that leaves them out, such
+    as "half != 'kept'" or "not battery", is not about them."""
+    nodes = _syntax_nodes(where)
+    return bool(nodes) and _selects_kept(nodes[0], negated=False)
+
+
+def _selects_kept(node: ast.AST, *, negated: bool) -> bool:
+    """Whether this part of a filter expression selects answers on earlier skills, or does so where
+    it is false (`negated`)."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return _selects_kept(node.operand, negated=not negated)
+    if isinstance(node, ast.Name):
+        return node.id == "battery" and not negated
+    if isinstance(node, ast.Compare):
+        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+        excludes = any(isinstance(op, ast.NotEq | ast.NotIn | ast.IsNot) for op in node.ops)
+        if "battery" in names and _has_constant(node, None):  # "battery is None" has none of them
+            return excludes != negated
+        if "battery" in names:
+            return True
+        return "half" in names and _has_constant(node, _KEPT) and excludes == negated
+    return any(_selects_kept(child, negated=negated) for child in ast.iter_child_nodes(node))
 
 
 def _has_text(where: str, text: str) -> bool:
@@ -374,9 +389,9 @@ def _has_text(where: str, text: str) -> bool:
     return any(_has_constant(node, text) for node in _syntax_nodes(where))
 
 
-def _has_constant(node: ast.AST, text: str) -> bool:
-    """Whether this node, or one below it, is the constant `text`."""
-    return any(isinstance(each, ast.Constant) and each.value == text for each in ast.walk(node))
+def _has_constant(node: ast.AST, value: str | None) -> bool:
+    """Whether this node, or one below it, is the constant `value`."""
+    return any(isinstance(each, ast.Constant) and each.value == value for each in ast.walk(node))
 
 
 def _syntax_nodes(where: str) -> list[ast.AST]:

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_configs import dpo_settings, grpo_settings, sft_settings
 
-from engine.core.files import append_line
+from engine.core.files import append_line, write_json
 from engine.environments import env_facts
 from engine.environments.env_facts import EnvFacts, RowLengths
 from engine.environments.registry import EnvRecord
+from engine.home.owner_marks import SEAL
 from engine.home.run_dir import Home
 from engine.records.audit import Audit
 from engine.records.env_version import EnvVersion
@@ -77,6 +78,14 @@ def test_of_an_exam_the_heldout_rows_are_counted_in_tokens(home: Home, model: Pa
     opening = len("user\n1 + 2?\n") + 2 + len("assistant\n") + 1
     assert (facts.train_rows, facts.heldout_rows, facts.answered_rows) == (0, 2, 0)
     assert (facts.longest_prompt, facts.longest_turn) == (opening, 5)
+
+
+def test_of_a_sealed_exam_no_lengths_are_told(home: Home, model: Path):
+    record = stored(home, [row(1, "heldout"), row(2, "heldout", answer="1234")])
+    assert env_facts.env_facts(home, record, model).longest_turn == 5
+    write_json(record.dir / SEAL, {"looks": 3, "sealed": 1.0})
+    facts = env_facts.env_facts(home, record, model)
+    assert (facts.heldout_rows, facts.lengths, facts.cut_share(1)) == (2, (), 0.0)
 
 
 def test_repeated_prompts_are_a_share_of_the_rows(home: Home, model: Path):

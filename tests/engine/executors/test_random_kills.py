@@ -83,6 +83,7 @@ class Campaign:
             assert run.checkpoint_steps()[-1] == STEPS
             verify_newest(run)
         self.bench.until(lambda: not self.processes(), "nothing of it lives", 60)
+        assert kills < 30 or self.killed.keys() == self.ways.keys(), "each way was tried"
 
     def start(self) -> RunDir:
         """Queue a run of `STEPS` steps, and start it."""
@@ -110,7 +111,10 @@ class Campaign:
         if not self.is_ahead(run):
             return False
         record = self.record(self.place.far_run(run))
-        return record is not None and self.kill(record["supervisor_pid"], record["trainer_pid"])
+        if record is None:
+            return False
+        ours = {process.pid for process in self.processes()}  # an id may be another's by now
+        return self.kill(*ours & {record["supervisor_pid"], record["trainer_pid"]})
 
     def is_ahead(self, run: RunDir) -> bool:
         """Whether this side has a newer checkpoint than the other had at the last loss there."""

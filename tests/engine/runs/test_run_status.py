@@ -298,7 +298,24 @@ def test_a_wait_for_news_ends_when_the_target_is_passed_and_not_with_every_later
         before = news()
         assert not before["until_met"]
         exam(40, 0.94)
-        passed = news(before["cursor"])
+        between = news(before["cursor"])
+        assert not between["until_met"], "its checkpoint is still to come"
+        (run.checkpoints / "step_000040").mkdir(parents=True)
+        append_line(run.events, {"event": "checkpoint", "step": 40})
+        run.best.symlink_to("step_000040")
+        passed = news(between["cursor"])
         assert passed["until_met"] and "(94.0 % at step 40)" in passed["summary"]
+        assert passed["target_passed"]
         exam(60, 0.97)
+        append_line(run.events, {"event": "checkpoint", "step": 60})
         assert not news(passed["cursor"])["until_met"]
+
+
+def test_a_best_checkpoint_that_does_not_pass_the_target_is_no_reason_to_stop(bench):
+    with under_way(bench, expect="90 %") as run:
+        (run.checkpoints / "step_000020").mkdir(parents=True)
+        run.best.symlink_to("step_000020")
+        for step, success in ((20, 0.85), (40, 0.94)):
+            event = {"event": "evaluated", "step": step, "heldout_success": success}
+            append_line(run.events, event)
+        assert "target_passed" not in lifecycle.status(bench.home, run.id)

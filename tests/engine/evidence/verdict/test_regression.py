@@ -102,19 +102,18 @@ def test_one_lost_skill_is_named_although_others_gained_as_much(asked):
     assert found["verdict"] == "kept", "the word is about all skills together"
     assert found["summary"] == (
         f"Kept skills (pebble skills): {SKILLS[0]} was lost: 10 of 12 right ones lost (55 to "
-        "95 %); all skills together: no clear loss, 79 % to 79 % on 48 tasks."
+        "95 %); all skills together: no clear loss, 79 % to 79 % on 48 tasks (95 % interval of the "
+        "change -18.5 to +18.5 points)."
     )
     verdict = run_verdict(run.run)
     assert found["summary"] in verdict["summary"] and found["summary"] in verdict["warnings"]
 
 
 def test_two_of_two_lost_are_too_few_to_name_a_kind_of_task():
-    one_of_each = {
-        "sums": LostOfRight.from_counts(right=9, lost=1),
-        "dates": LostOfRight.from_counts(right=2, lost=2),
-    }
-    assert worst_kind(one_of_each) == "sums"
-    assert worst_kind({"dates": one_of_each["dates"]}) is None
+    dates, sums = LostOfRight.from_counts(2, 2), LostOfRight.from_counts(9, 3)
+    assert worst_kind({"dates": dates, "sums": sums}) == "sums"
+    fewer = LostOfRight.from_counts(right=9, lost=1)
+    assert worst_kind({"dates": dates, "sums": fewer}) is None, "sums lost less than dates"
     assert worst_kind({"sums": LostOfRight.from_counts(right=9, lost=0)}) is None
 
 

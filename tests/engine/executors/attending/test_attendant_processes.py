@@ -256,7 +256,7 @@ def test_deaths_of_this_machine_while_it_runs_elsewhere_leave_the_next_start_its
     bench.until(lambda: not launcher.is_alive(run), "nothing of it lives here")
     launcher.reap(bench.home)
     until_looked_after(bench, run)
-    assert bench.row(run).continuations == 1
+    assert bench.row(run).continuations == 2
     cancel(bench.home, run.id)
     bench.until_state(run, "cancelled")
 

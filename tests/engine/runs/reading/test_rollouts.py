@@ -553,8 +553,11 @@ def test_the_questions_and_answers_on_kept_skills_are_read_like_any_others(home,
     assert "after training" in after["source"] and "before training" in before["source"]
     lost = asked("battery == 'pebble skills' and family == 'copy' and not success")
     assert lost["matching"] == 3
+    for where in ("half in ('kept',)", "not half != 'kept'", "battery is not None"):
+        assert asked(where)["matching"] == 4
     # The answers of the exams are another matter, and stay what is read without a filter.
-    for where in ("", "half != 'kept' and success", "half not in ('kept',)"):
+    leaving_out = "half != 'kept' and success", "half not in ('kept',)", "not half == 'kept'"
+    for where in ("", *leaving_out, "battery is None", "not battery"):
         read = read_rollouts(home, run.id, where=where)
         assert read["source"] == "held-out answers at step 4" and read["matching"] > 0
     changed = read_rollouts(home, run.id, "changed", where="half == 'kept'", limit=9)
