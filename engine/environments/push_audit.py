@@ -7,6 +7,7 @@ audit."""
 
 import fcntl
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,8 +25,9 @@ from engine.environments import registry
 from engine.environments.draft import Draft
 from engine.environments.registry import AUDIT, EARLIER
 from engine.home.run_dir import Home
-from engine.home.sanitize import Redactor
+from engine.home.sanitize import Redactor, clip
 from engine.models.sizing.score_workers import default_workers
+from engine.records.audit import Audit
 from envs.audit.full_audit import FullAudit
 from envs.audit.rescore import THIRD_S
 from envs.audit.reward_audit import OVERRUN, audit
@@ -38,6 +40,7 @@ from envs.metering.judge_calls import JudgeUse
 
 # An audit says enough about a scorer if it covers this many rows, or this share of all rows.
 ENOUGH_ROWS, ENOUGH_SHARE = 20, 0.5
+_MOST_QUOTED, _QUOTED_CHARS = 3, 80  # paid answers that a warning quotes, and how much of each
 # The keys of an audit that a reply shows.
 _SHOWN = ("verdict", "headline", "risks", "weaknesses", "share", "problems", "fresh_process")
 OnRow = Callable[[int, int], None]
@@ -251,7 +254,29 @@ def warnings_of(record: registry.EnvRecord) -> list[str]:
     if set_after_audit:
         names = ", ".join(set_after_audit)
         secret_warnings.append(f"the audit was made without the secrets {names}")
-    return [*secret_warnings, *stored, *record.audit.problems, *coverage_warning(record)]
+    return [
+        *_paid_answers(record.audit),
+        *secret_warnings,
+        *stored,
+        *record.audit.problems,
+        *coverage_warning(record),
+    ]
+
+
+def _paid_answers(audit: Audit) -> list[str]:
+    """Return a list with one warning that quotes answers which should earn nothing and did, the
+    first of each risk; [] if the audit found none."""
+    quoted = [
+        f"{line.probe} {_quote(line.example.completion)} {line.example.reward:.2f}"
+        for line in audit.probes
+        if line.probe in audit.risks and line.example is not None
+    ]
+    return [f"answers that earned a reward: {', '.join(quoted[:_MOST_QUOTED])}"] if quoted else []
+
+
+def _quote(answer: str) -> str:
+    """Return the beginning of an answer in quotes, on one line."""
+    return json.dumps(clip(answer, _QUOTED_CHARS), ensure_ascii=False)
 
 
 def coverage_warning(record: registry.EnvRecord) -> list[str]:
