@@ -214,8 +214,7 @@ def test_a_careless_reward_is_stored_with_its_risk(home: Home, write):
     assert pushed.audit["verdict"] == "risk"
     assert "negated gold" in pushed.audit["risks"]
     assert pushed.warnings[0].startswith("reward audit: risk")
-    (quoted,) = [text for text in pushed.warnings if "answers that earned a reward" in text]
-    assert 'negated gold "' in quoted
+    assert 'negated gold "' in " ".join(pushed.warnings), "an answer that was paid is quoted"
     record = find_env(home, pushed.env_id)
     assert record.audit.verdict == "risk" and record.audit.probes
     assert read_json(record.dir / "audit.json") == record.audit.as_written()
