@@ -69,6 +69,9 @@ def may_stop_since(run: RunDir, row: RunRow, events: Sequence[Line]) -> bool:
     """Tell whether the run may be stopped at its target since one of these events of it: the
     checkpoint of the first evaluation that passed the target, or that of its start. Returns False
     if it has no target."""
+    # A wait asks several times a second, and the events of the whole run are read below.
+    if not any(event.get("event") in ("evaluated", "checkpoint") for event in events):
+        return False
     progress = target_progress(run, row)
     if progress is None or not progress.can_stop:
         return False

@@ -109,6 +109,11 @@ class Bench:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
 
+    def kill_all_of(self, run: RunDir) -> None:
+        """Kill supervisor and trainer, as a machine that goes down; returns with the lock free."""
+        self.kill(*self.pids(run))
+        self.until(lambda: not launcher.is_alive(run), "the lock is free")
+
 
 @pytest.fixture
 def bench(home: Home, monkeypatch: pytest.MonkeyPatch) -> Bench:

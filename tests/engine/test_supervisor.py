@@ -89,12 +89,10 @@ def test_the_trainer_dies_with_its_supervisor(bench):
 def test_after_three_continuations_an_interrupted_run_is_failed(bench):
     run = bench.start(steps=5, hold_at=1)  # before its first checkpoint
     for _ in range(3):
-        bench.kill(*bench.pids(run))
-        bench.until(lambda: not launcher.is_alive(run), "the lock is free")
+        bench.kill_all_of(run)
         assert launcher.reap(bench.home) == [run.id]
     assert bench.row(run).attempt == 4
-    bench.kill(*bench.pids(run))
-    bench.until(lambda: not launcher.is_alive(run), "the lock is free")
+    bench.kill_all_of(run)
     launcher.reap(bench.home)
     row = bench.row(run)
     assert (row.state, row.reason_kind, row.continuations) == ("failed", "interrupted", 3)
@@ -109,8 +107,7 @@ def test_a_new_checkpoint_gives_an_interrupted_run_its_continuations_back(bench)
         config["fake_trainer"]["hold_at"] = step + 1
         write_json(run.config, config)
         (run.path / "holds").unlink()
-        bench.kill(*bench.pids(run))
-        bench.until(lambda: not launcher.is_alive(run), "the lock is free")
+        bench.kill_all_of(run)
         assert launcher.reap(bench.home) == [run.id]
     assert (bench.row(run).attempt, bench.row(run).continuations) == (6, 1)
     bench.until_step(run, 6)
@@ -122,14 +119,12 @@ def test_a_checkpoint_of_an_earlier_attempt_gives_nothing_back(bench):
     """Attempts that end before their trainer starts leave the old checkpoint the newest."""
     run = bench.start(steps=5, hold_at=3)
     bench.until_step(run, 2)
-    bench.kill(*bench.pids(run))
-    bench.until(lambda: not launcher.is_alive(run), "the lock is free")
+    bench.kill_all_of(run)
     (bench.home.root / "hold").touch()  # later trainers never come to a step
     launcher.reap(bench.home)
     for attempt in (2, 3, 4):
         assert (bench.row(run).attempt, bench.row(run).continuations) == (attempt, attempt - 1)
-        bench.kill(*bench.pids(run))
-        bench.until(lambda: not launcher.is_alive(run), "the lock is free")
+        bench.kill_all_of(run)
         run.started_record.unlink()
         write_json(run.started_record, {"attempt": 1, "supervisor_pid": 0, "trainer_pid": 0})
         os.utime(run.started_record, (1, 1))  # as of the first attempt, which saved
@@ -215,8 +210,7 @@ def test_hours_spent_before_a_continuation_count_towards_the_cap(bench):
     bench.until_step(run, 3)
     with Store(bench.home) as store:
         store.update_run(run.id, only_in={"running"}, spent_hours=2.0)
-    bench.kill(*bench.pids(run))
-    bench.until(lambda: not launcher.is_alive(run), "the lock is free")
+    bench.kill_all_of(run)
     launcher.reap(bench.home)
     row = bench.until_state(run, "failed")
     assert (row.reason_kind, row.attempt) == ("budget", 2)

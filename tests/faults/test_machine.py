@@ -160,8 +160,7 @@ def test_f5_after_a_reboot_what_ran_is_continued_and_what_waited_starts(bench):
     first = bench.start(steps=5, hold_at=4)
     second = bench.queue(steps=2)
     bench.until_step(first, 3)
-    bench.kill(*bench.pids(first))
-    bench.until(lambda: not launcher.is_alive(first), "the machine is down")
+    bench.kill_all_of(first)
     record = read_json(first.started_record)
     write_json(first.started_record, record | {"boot_id": "of the boot before"})
     bench.go(first)
@@ -173,8 +172,7 @@ def test_f5_after_a_reboot_what_ran_is_continued_and_what_waited_starts(bench):
 def test_f7_a_pid_that_now_belongs_to_a_stranger_is_never_signalled(bench):
     run = bench.start(steps=5, hold_at=4)
     bench.until_step(run, 3)
-    bench.kill(*bench.pids(run))
-    bench.until(lambda: not launcher.is_alive(run), "the lock is free")
+    bench.kill_all_of(run)
     stranger = subprocess.Popen(["sleep", "60"], start_new_session=True)
     record = read_json(run.started_record)
     write_json(

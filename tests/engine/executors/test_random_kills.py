@@ -144,13 +144,13 @@ class Campaign:
     def processes(self) -> list[psutil.Process]:
         """Every process of a run, here and there."""
         roots = (str(self.far_root), str(self.home.runs))
-        found = []
+        living = []
         for process in psutil.process_iter(["cmdline", "status"]):
             words = " ".join(process.info["cmdline"] or [])
             is_over = process.info["status"] == psutil.STATUS_ZOMBIE
             if not is_over and any(root in words for root in roots):
-                found.append(process)
-        return found
+                living.append(process)
+        return living
 
 
 def kills_of(number: int) -> int:
