@@ -58,7 +58,7 @@ CEILINGS = {
     "lines that switch the formatter off": (0, 0),
     "functions with more than 8 parameters": (10, 10),
     "lines with dict[str, Any]": (40, 150),
-    "arrows between the packages of engine": (114, 130),
+    "arrows between the packages of engine": (115, 130),
 }
 MOST_PARAMETERS = 8
 LOADS_LATE = Path("mcp_server/api/verbs.py")  # a verb loads what it needs when it is called

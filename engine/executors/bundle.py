@@ -33,6 +33,8 @@ SOURCES = "source"  # folder on the host: one folder of this program's source fo
 _LEFT_OUT = frozenset({"__pycache__"})
 # Weights in forms that nothing of ours loads where safetensors stand beside them.
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf")
+# Of a checkpoint: what a run needs that goes on from it, and nobody else.
+_OF_TRAINERS = ("optimizer.safetensors", "trainer_state.json")
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ def bundle_of(run: RunDir, config: TrainConfig, root: str, home_id: str, run_fol
     """
     home = run.home
     content = read_json(run.config)
-    base = _model_folder(home, Path(config.base.path))
+    base = model_folder(home, Path(config.base.path))
     models = {base.name: base}
     run_root = f"{root}/{run_folder}"
     content["base"]["path"] = f"{root}/{base.name}"
@@ -146,7 +148,7 @@ def bundle_of(run: RunDir, config: TrainConfig, root: str, home_id: str, run_fol
     content["waits_for"] = []  # what it waited for is in its folder by now
     content["plan"] = None  # plans are kept by this home alone
     if isinstance(config, DistillConfig) and isinstance(config.teacher, LocalTeacher):
-        teacher = _model_folder(home, Path(config.teacher.base_path))
+        teacher = model_folder(home, Path(config.teacher.base_path))
         models[teacher.name] = teacher
         content["teacher"]["base_path"] = f"{root}/{teacher.name}"
         adapter = content["teacher"].get("adapter")
@@ -219,10 +221,13 @@ def why_not_sent(record: registry.EnvRecord) -> str:
     return ""
 
 
-def _model_folder(home: Home, folder: Path) -> Folder:
-    """Describe the model in `folder` for sending. On the host its name is a hash of its files, so
-    that each model is sent once. Weights in other formats are left out beside safetensors."""
+def model_folder(home: Home, folder: Path) -> Folder:
+    """Describe the model or adapter in `folder` for sending. On the host its name is a hash of its
+    files, so that each is sent once. Weights in other formats are left out beside safetensors, and
+    of a checkpoint what only a trainer reads."""
     files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file()}
+    for name in _OF_TRAINERS:
+        files.pop(name, None)
     if any(name.endswith(".safetensors") for name in files):
         files = {name: path for name, path in files.items() if not name.endswith(_OTHER_WEIGHTS)}
     digests = file_hashes(home, files.values())

@@ -16,12 +16,13 @@ from pydantic import Field, ValidationError
 from engine.core.errors import UserError
 from engine.core.files import take_lock, write_text
 from engine.core.hardware import Device, Hardware
-from engine.core.hints import Hint
+from engine.core.hints import Call, Hint
 from engine.executors import rented
 from engine.home.rows import OPEN
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.home.user_config import Host, read_config
+from engine.machine.processes import deployments
 from engine.machine.processes.seam import Caps
 from engine.records.record import DamagedRecord, Record
 
@@ -252,7 +253,7 @@ def remove_host(home: Home, name: str) -> None:
 
 def refuse_while_used(home: Home, name: str) -> None:
     """Raise UserError RUN_STATE if a run of this home that has not ended is on the host `name`, or
-    waits to go there."""
+    waits to go there, or if a model is served there."""
     host = host_of(home, name)
     with Store(home) as store:
         rows = store.list_runs(limit=1000, states=OPEN)
@@ -263,6 +264,16 @@ def refuse_while_used(home: Home, name: str) -> None:
             f"{', '.join(used_by[:5])} is on {name}, or is to go there",
             hint="Wait for it, or cancel it first.",
         )
+    for row in deployments.living(home):
+        if deployments.config_of(home.deployment(row.deployment_id)).get("compute") == host.compute:
+            raise UserError(
+                "RUN_STATE",
+                f"{name} serves {row.base_name}",
+                hint=Hint(
+                    "Stop that first:",
+                    Call("deploy", {"run_id": row.deployment_id, "action": "stop"}),
+                ),
+            )
 
 
 def _replace_config(home: Home, text: str) -> None:

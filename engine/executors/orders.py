@@ -60,6 +60,8 @@ def config_toml(home: Home) -> str:
         "sandbox": f'"{config.sandbox}"',
         "allow_root": "true" if config.allow_root else "false",
         "stop_stalled_minutes": f"{config.stop_stalled_minutes:g}",
+        "idle_stop_minutes": f"{config.idle_stop_minutes:g}",
+        "served_length": f"{config.served_length:g}",
     }
     return "".join(f"{name} = {value}\n" for name, value in values.items())
 

@@ -129,7 +129,7 @@ class Link:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env=_environment(),
+            env=environment(),
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._requests, self._answers = self._process.stdin, self._process.stdout
@@ -342,7 +342,7 @@ def _checked_python(python: str) -> str:
     return python
 
 
-def _environment() -> Mapping[str, str]:
+def environment() -> Mapping[str, str]:
     """Return the environment variables for the ssh program: those of this process without those
     whose names begin with HONESMITH_, which are no business of a host."""
     return {name: value for name, value in os.environ.items() if not name.startswith("HONESMITH_")}

@@ -21,6 +21,7 @@ from engine.core.files import JsonObject
 from engine.core.format import host_of
 from engine.home.config_tables.checks import NAME, VARIABLE, invalid, is_count, is_number
 from engine.home.config_tables.hosts import Host, read_hosts
+from engine.home.rows import LOCAL
 
 PREFIX = "openai:"  # a reference to a model behind a URL is this prefix and the endpoint's name
 DOTENV = ".env"  # a file of lines NAME=value, in the home or in the folder of the server process
@@ -28,10 +29,11 @@ _LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*?)\s*")
 
 
 _CHOICES = {"sandbox": ("auto", "required", "off"), "serve_with": ("auto", "torch", "vllm")}
-# Keys that are true or false, and keys that list names. All keys that are in none of these three
-# constants are numbers.
+# Keys that are true or false, keys that list names, and keys with a text. All keys that are in none
+# of these four constants are numbers.
 _BOOLEANS = ("allow_root", "key_network", "allow_source_builds")
 _NAME_LISTS = ("key_secrets",)
+_TEXTS = ("serve_on",)
 # The keys whose values are tables: [endpoints.NAME] and [hosts.NAME].
 _ENDPOINTS, _HOSTS = "endpoints", "hosts"
 
@@ -85,6 +87,8 @@ class UserConfig:
     serve_with: str = "auto"
     # The most tokens of prompt and answer together in a vLLM deployment; 0: the model's context.
     served_length: float = 16_384.0
+    # Where a model is served that is served nowhere yet: "local" or a host such as "ssh:box".
+    serve_on: str = LOCAL
     # Whether packages may be built from source distributions, which runs their code in the sandbox.
     allow_source_builds: bool = False
     # The secrets and the network that an environment may use if a key other than the owner's pushed
@@ -148,9 +152,10 @@ def _check_values(path: Path, values: JsonObject) -> UserConfig:
                 hint=f"Known keys: {', '.join(sorted(known_keys))}.",
                 field=name,
             )
-    number_keys = known_keys - {*_CHOICES, *_BOOLEANS, *_NAME_LISTS, _ENDPOINTS, _HOSTS}
+    other_keys = {*_CHOICES, *_BOOLEANS, *_NAME_LISTS, *_TEXTS, _ENDPOINTS, _HOSTS}
+    number_keys = known_keys - other_keys
     # The order decides which of several wrong values is reported: a wrong number before others.
-    ordered_names = [*number_keys, *_CHOICES, *_BOOLEANS, *_NAME_LISTS]
+    ordered_names = [*number_keys, *_CHOICES, *_BOOLEANS, *_NAME_LISTS, *_TEXTS]
     checked_values = {
         name: _checked_value(path, name, values[name]) for name in ordered_names if name in values
     }
@@ -173,7 +178,7 @@ def _checked_value(path: Path, name: str, value: Any) -> Any:
             hint=f"{name} must be {_describe_allowed(name)}.",
             field=name,
         )
-    if name in _CHOICES or name in _BOOLEANS:
+    if name in _CHOICES or name in _BOOLEANS or name in _TEXTS:
         return value
     return tuple(value) if name in _NAME_LISTS else float(value)  # every other key is a number
 
@@ -184,6 +189,8 @@ def _is_allowed(name: str, value: Any) -> bool:
         return value in _CHOICES[name]
     if name in _BOOLEANS:
         return isinstance(value, bool)
+    if name in _TEXTS:
+        return isinstance(value, str) and value != ""
     if name in _NAME_LISTS:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     return is_number(value)  # every other key is a number
@@ -195,6 +202,8 @@ def _describe_allowed(name: str) -> str:
         return " or ".join(f'"{choice}"' for choice in _CHOICES[name])
     if name in _BOOLEANS:
         return "true or false"
+    if name in _TEXTS:
+        return '"local" or the name of a host, as in "ssh:box"'
     if name in _NAME_LISTS:
         return 'a list of names, as in ["JUDGE_API_KEY"]'
     return "a number that is 0 or more"

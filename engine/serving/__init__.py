@@ -11,4 +11,6 @@ messages.py       what a conversation must look like
 modelfile.py      what Ollama needs beside a GGUF file
 placement.py      the device, the engine and the memory of a deployment
 service.py        deploy
+starting.py       the process of a deployment, here or for another machine
+far/              models served on another machine, reached through a tunnel
 """

@@ -25,7 +25,8 @@ from engine.serving.chat_request import (
 )
 from engine.serving.conversations import Branch, Conversation
 from engine.serving.messages import BadMessages, check_size, checked_messages, checked_tools
-from engine.serving.service import Target, deploy_failed, serve, target_of
+from engine.serving.service import serve, target_of
+from engine.serving.starting import Target, deploy_failed
 from envs.json_types import ChatMessage, ToolSchema
 
 _LONGEST_SEED = 2**31

@@ -7,21 +7,19 @@ that is served already returns its deployment (the process that serves it).
 
 import contextlib
 import os
-import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from engine.core.errors import UserError
-from engine.core.files import read_json, read_tail, take_lock, write_json, write_text
-from engine.core.hardware import Device
+from engine.core.files import read_json, take_lock
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.home.rows import DeploymentRow, shown_owner, viewer_id
 from engine.home.run_dir import DeployDir, Home
 from engine.home.store import Store
-from engine.machine.processes import deployments, launcher, programs
+from engine.machine.processes import deployments
 from engine.machine.processes.deployments import (
     ANYBODY,
     Asker,
@@ -31,33 +29,16 @@ from engine.machine.processes.deployments import (
     list_deployments,
 )
 from engine.models import catalog
-from engine.models.catalog import ModelRef
 from engine.records.known_settings import KnownSettings
 from engine.records.run_config import DistillConfig, GRPOConfig, SFTConfig
-from engine.serving import placement
 from engine.serving.chat_request import OF_CLIENTS, Patience
 from engine.serving.export import export
+from engine.serving.starting import Target, adapter_entry, compute_of, deploy_failed, start
 
 __all__ = ["deploy", "export", "list_deployments"]
 
 _POLL_S = 0.05
 _LEAST_LOAD_S = 1.0  # an adapter gets at least so long to load, even if the call's time is over
-
-
-@dataclass(frozen=True)
-class Target:
-    """A model to serve, on its base.
-
-    Attributes:
-        name: the model name that requests give.
-        adapter: folder of its adapter; "" for the base itself.
-        thinking: whether it was trained with thinking on; it is then served so.
-    """
-
-    ref: ModelRef
-    name: str
-    adapter: str
-    thinking: bool
 
 
 def deploy(
@@ -68,12 +49,15 @@ def deploy(
     path: str = "",
     asker: Asker = ANYBODY,
     patience: Patience = OF_CLIENTS,
+    compute: str = "",
 ) -> Reply:
     """Serve a model, stop serving it, or export its files (`action` is start, stop or export).
 
     `ref` is the model, such as "arith-7@best"; to stop it may also be the id of a deployment.
     `export_format` and `path` are those of `export`. A start counts against the quota of `asker`
-    and takes no longer than `patience` allows.
+    and takes no longer than `patience` allows. `compute` says where it is served: "local" or a host
+    such as "ssh:box"; "" means where it is served already, or else where `serve_on` of config.toml
+    says.
 
     Raises UserError:
         MODEL_* if there is no such model; DEVICE_BUSY or DOES_NOT_FIT if it has no room now, or
@@ -86,7 +70,7 @@ def deploy(
     if action == "stop":
         return _stop(home, ref)
     if action == "start":
-        return _deploy(home, ref, asker, patience)
+        return _deploy(home, replace(target_of(home, ref), compute=compute), asker, patience)
     raise UserError(
         "BAD_ARGUMENT",
         f"action={action!r} does not exist",
@@ -95,10 +79,9 @@ def deploy(
     )
 
 
-def _deploy(home: Home, ref: str, asker: Asker, patience: Patience) -> Reply:
-    """Serve the model `ref` until it is stopped or idle. Returns the reply with its address. It may
-    take `patience.start_s` seconds to start; `asker` is whose quota that counts against."""
-    target = target_of(home, ref)
+def _deploy(home: Home, target: Target, asker: Asker, patience: Patience) -> Reply:
+    """Serve the target until it is stopped or idle. Returns the reply with its address. It may take
+    `patience.start_s` seconds to start; `asker` is whose quota that counts against."""
     row, _ = serve(home, target, time.monotonic() + patience.start_s, asker, by_deploy=True)
     return {
         "model": target.name,
@@ -140,11 +123,9 @@ def serve(
             served until it is stopped or idle. False for a chat, which only needs the target now.
 
     Raises UserError:
-        DEVICE_BUSY, DOES_NOT_FIT, QUOTA, NO_TORCH or NO_VLLM if no deployment can be started;
-            DEPLOY_FAILED if it fails, or (retryable) if it is not ready at `deadline` (of
-            time.monotonic()).
+        Those of `start` if no deployment can be started; DEPLOY_FAILED if it fails, or (retryable)
+            if it is not ready at `deadline` (of time.monotonic()).
     """
-    launcher.worker_python(home)  # raises NO_TORCH if no interpreter has torch
     lock = take_lock(home.deploy_lock, wait_s=max(0.0, deadline - time.monotonic()))
     if lock is None:
         raise _try_again("another deployment of this home is being started")
@@ -184,26 +165,30 @@ def _start_and_wait(home: Home, target: Target, asker: Asker, deadline: float) -
     """Start a deployment of the target, which counts against the quota of `asker`, wait until it
     answers, and return its row. Raises UserError if it is not ready at `deadline` (of
     time.monotonic())."""
-    row = _until_ready(home, _start(home, target, asker), deadline)
+    row = _until_ready(home, start(home, target, asker), deadline)
     if row is None:  # not expected, because no earlier call can have seen the new row ready
         raise _ended_meanwhile_error()
     return row
 
 
 def _find_serving(home: Home, target: Target) -> DeploymentRow | None:
-    """Find a living deployment that can serve the target: one with its base model and, for an
-    adapter, with thinking on or off as in the adapter's training. Returns None if there is none.
+    """Find a living deployment that can serve the target: one with its base model, at the place
+    that the target names (if it names one) and, for an adapter, with thinking on or off as in the
+    adapter's training. Returns None if there is none.
 
     That of another owner is taken only if it serves the target already: it gets no further model.
     """
     for row in deployments.living(home):
+        folder = home.deployment(row.deployment_id)
         if row.base_path != str(target.ref.base_path):
+            continue
+        if target.compute not in ("", compute_of(folder)):
             continue
         if not _is_own(home, row) and target.name not in deployments.served(home, row):
             continue
         if not target.adapter:  # for a base, any deployment of it will do
             return row
-        if _is_thinking(home.deployment(row.deployment_id)) == target.thinking:
+        if _is_thinking(folder) == target.thinking:
             return row
     return None
 
@@ -217,86 +202,6 @@ def _is_thinking(folder: DeployDir) -> bool:
     """Tell whether the deployment in `folder` was started with thinking on: its prompts then open a
     think block."""
     return bool(deployments.config_of(folder).get("thinking"))
-
-
-def _start(home: Home, target: Target, asker: Asker) -> DeploymentRow:
-    """Start a deployment of the target on the device with the most room for it. Returns its row,
-    without waiting until it answers.
-
-    Raises UserError QUOTA if `asker` may start no more, DOES_NOT_FIT or DEVICE_BUSY if no device
-    has room, NO_VLLM or NO_TORCH if what serves is not installed, DEPLOY_FAILED if its folder is in
-    use.
-    """
-    deployments.check_quota(home, asker)
-    chosen = placement.choose(home, target.ref, target.name)
-    row = _add_row(home, target, chosen.memory_bytes)
-    folder = home.deployment(row.deployment_id)
-    folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_text(folder.key, secrets.token_urlsafe(32) + "\n")
-    write_json(folder.config, _server_config(home, row, target, chosen, asker))
-    _spawn(home, folder, chosen.device)
-    return row
-
-
-def _add_row(home: Home, target: Target, memory_bytes: int) -> DeploymentRow:
-    """Record in the database a deployment of the target's base model that is about to start, and
-    return its row. `memory_bytes` is what it will take of its device."""
-    with Store(home) as store:
-        return store.add_deployment(
-            base_name=target.ref.base_ref,
-            base_path=str(target.ref.base_path),
-            adapters=[],  # `_keep_serving` adds the adapters that are deployed by name
-            serve_base=False,
-            memory_bytes=memory_bytes,
-        )
-
-
-def _server_config(
-    home: Home, row: DeploymentRow, target: Target, chosen: placement.Placement, asker: Asker
-) -> Reply:
-    """Make the content of config.json of a new deployment of the target, which its server reads.
-    `chosen` is its device, engine and memory."""
-    return {
-        "base_path": row.base_path,
-        "base_name": row.base_name,
-        "adapters": [_adapter_entry(target)] if target.adapter else [],
-        "port": 0,  # the server picks one
-        "idle_stop_minutes": home.user_config().idle_stop_minutes,
-        "thinking": target.thinking,
-        "serve_with": chosen.engine,
-        "device": chosen.device.id,  # its memory is counted as taken on this device
-        # The share of the device's memory that vLLM may take.
-        "memory_share": round(chosen.memory_bytes / chosen.device.memory_total, 3),
-        "served_length": placement.served_length(home, target.ref),
-        "lora_rank": target.ref.adapter_facts.rank if target.ref.adapter_facts else 0,
-        "memory_bytes": chosen.memory_bytes,
-        "asker": asker.name,  # whose quota it counts against
-        "owner": viewer_id(home.viewer),  # who may change and stop it
-    }
-
-
-def _spawn(home: Home, folder: DeployDir, device: Device) -> None:
-    """Start the server's process, detached. Raises UserError NO_TORCH if no interpreter has torch,
-    DEPLOY_FAILED if the folder is in use by another process."""
-    env = {
-        **os.environ,
-        "HONESMITH_HOME": str(home.root),
-        "HONESMITH_DEVICE": device.id,
-        "CUDA_VISIBLE_DEVICES": device.visible,
-        "GOMP_SPINCOUNT": "10000",  # spinning OpenMP threads starve each other on few cores
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",  # the server may fetch nothing
-        "TRANSFORMERS_OFFLINE": "1",
-    }
-    lock = take_lock(folder.alive)  # the server inherits it: locked means that it lives
-    if lock is None:
-        raise deploy_failed(folder, "its folder is in use by another process")
-    try:
-        argv = [launcher.worker_python(home), "-P", *programs.command("server"), str(folder.path)]
-        pid = launcher.spawn_detached(argv, folder.path, folder.log, env, pass_fds=(lock,))
-        write_json(folder.process, {"pid": pid}, fsync=False)
-    finally:
-        os.close(lock)
 
 
 def _until_ready(home: Home, row: DeploymentRow, deadline: float) -> DeploymentRow | None:
@@ -354,7 +259,7 @@ def _load_adapter(home: Home, row: DeploymentRow, target: Target, deadline: floa
     patience_s = max(_LEAST_LOAD_S, deadline - time.monotonic())
     try:
         status, reply = deployments.request(
-            folder, "POST", "/admin/adapters", _adapter_entry(target), timeout_s=patience_s
+            folder, "POST", "/admin/adapters", adapter_entry(target), timeout_s=patience_s
         )
     except Unreachable as error:
         if time.monotonic() > deadline and deployments.is_alive(folder):
@@ -373,13 +278,7 @@ def _keep_serving(home: Home, row: DeploymentRow, target: Target) -> DeploymentR
     if not target.adapter:
         return _set_columns(home, row, serve_base=True)
     other_adapters = [adapter for adapter in row.adapters if adapter["name"] != target.name]
-    return _set_columns(home, row, adapters=[*other_adapters, _adapter_entry(target)])
-
-
-def _adapter_entry(target: Target) -> dict[str, str]:
-    """Return the name and folder of the target's adapter, in the form that rows, configs and
-    requests of deployments have."""
-    return {"name": target.name, "path": target.adapter}
+    return _set_columns(home, row, adapters=[*other_adapters, adapter_entry(target)])
 
 
 def _set_columns(home: Home, row: DeploymentRow, **values: Any) -> DeploymentRow:
@@ -400,7 +299,7 @@ def _stop(home: Home, ref: str) -> Reply:
     then offers the calls that stop other models of that run. Raises UserError MODEL_* if there is
     no such model, run or deployment.
     """
-    still_serving = _stop_living(home, ref)
+    still_serving = stop_models(home, ref)
     if still_serving is not None:
         return _stopped_reply(ref, still_serving)
     rows = [row for row in deployments.living(home) if ref in deployments.served(home, row)]
@@ -487,7 +386,7 @@ def _nothing_stopped_reply(home: Home, ref: str) -> Reply:
     )
 
 
-def _stop_living(home: Home, ref: str) -> list[DeploymentRow] | None:
+def stop_models(home: Home, ref: str) -> list[DeploymentRow] | None:
     """Stop serving `ref`, a model's name (of the viewer's own deployments) or a deployment's id. A
     deployment's process ends once it serves nothing that was deployed.
 
@@ -543,17 +442,6 @@ def _error_text(reply: Json) -> str:
     "" if it has none."""
     error = reply.get("error")
     return str(error.get("message", "")) if isinstance(error, dict) else str(error or "")
-
-
-def deploy_failed(folder: DeployDir, message: str) -> UserError:
-    """Make the error DEPLOY_FAILED for a deployment that failed, with the end of its log."""
-    last_lines = read_tail(folder.log, max_bytes=4000).strip().splitlines()[-3:]
-    log_end = " | ".join(line.strip() for line in last_lines)[:400]
-    text = f"the deployment {folder.id} failed: {message}"
-    if not log_end:
-        return UserError("DEPLOY_FAILED", text, hint=f"Nothing is in {folder.log}.")
-    text += f" (its log ends: {log_end})"
-    return UserError("DEPLOY_FAILED", text, hint=f"Read {folder.log}.")
 
 
 def _ended_meanwhile_error() -> UserError:

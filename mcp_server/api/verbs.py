@@ -369,6 +369,7 @@ def deploy(
     roots: Sequence[Path] | None = None,
     key: Key = LOCAL,
     patience: Patience = OF_CLIENTS,
+    compute: str = "",
 ) -> Reply:
     """Serve a trained model, stop serving it, or export its files.
 
@@ -381,10 +382,10 @@ def deploy(
         roots: folders that `path` must lie in; None: it may lie anywhere.
         key: the caller; it may have a limit of deployments.
         patience: how long a start is waited for.
+        compute: where it is served: "local", a host such as "ssh:box", or "" for the usual.
 
     Raises:
-        UserError: PATH_OUTSIDE_ROOTS if `path` lies in none of `roots`; another code if there is no
-            such model, or if it cannot be served or written.
+        UserError: PATH_OUTSIDE_ROOTS for a `path` outside `roots`, those of `service.deploy`.
     """
     from engine.machine.processes.deployments import Asker
     from engine.serving import service
@@ -393,7 +394,7 @@ def deploy(
         path = str(paths.inside_roots(path, roots))
         paths.refuse_hidden(home, path, roots)
     asker = Asker(key.caller_id, key.max_deployments)
-    reply = service.deploy(home, run_id, action, format, path, asker, patience)
+    reply = service.deploy(home, run_id, action, format, path, asker, patience, compute)
     summary = f"{action} {run_id}: done."
     if action != "start":  # only after a start is there a model to chat with
         return with_head(reply, summary)

@@ -30,11 +30,18 @@ Trained = Annotated[str, typer.Argument(metavar="RUN", help="RUN, RUN@best or RU
 
 
 @command
-def deploy(run_id: Trained, home: HomeFolder = None, as_json: Json = False) -> None:
+def deploy(
+    run_id: Trained,
+    compute: Annotated[
+        str, typer.Option(help="local, or a host that serves it, such as ssh:box.")
+    ] = "",
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
     """Serve a trained model over the OpenAI chat API; waits until it is loaded."""
     start = partial(verbs.deploy, patience=OF_PEOPLE)  # waits longer than a call of an agent
     with working(f"loading {run_id}", as_json):
-        reply = call_with_audit_log(home_of(home), "deploy", start, run_id=run_id)
+        reply = call_with_audit_log(home_of(home), "deploy", start, run_id=run_id, compute=compute)
     show(reply, as_json)
 
 

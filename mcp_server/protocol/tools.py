@@ -405,11 +405,14 @@ class Tools:
             Field(description="Of an export."),
         ] = "adapter",
         path: Annotated[str, Field(description='Of an export, e.g. "out/arith".')] = "",
+        compute: Annotated[str, Field(description='"local" or "ssh:HOST"')] = "",
     ) -> Reply:
         """Serve a trained model over the OpenAI chat API (returns its base URL and model name),
         stop serving it, or export its files."""
         key = guard.caller_of(ctx)
-        return verbs.deploy(self.home, run_id, action, format, path, self.roots, key)
+        return verbs.deploy(
+            self.home, run_id, action, format, path, self.roots, key, compute=compute
+        )
 
     async def chat(
         self,

@@ -1,11 +1,16 @@
 """A real sshd on loopback, for one test, with its own keys, and a `ssh` that knows it."""
 
+import json
 import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 SSHD = shutil.which("sshd") or next(
     (str(p) for p in (Path("/usr/sbin/sshd"), Path("/usr/local/sbin/sshd")) if p.exists()), ""
@@ -81,6 +86,28 @@ class LoopbackSshd:
         (self.folder / "host_key").unlink()
         keygen(self.folder / "host_key")
         self.start()
+
+
+@pytest.fixture
+def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackSshd]:
+    """An sshd that is `box` for every ssh that this test starts."""
+    if WHY_NOT:
+        pytest.skip(WHY_NOT)
+    server = LoopbackSshd(tmp_path / "sshd")
+    monkeypatch.setenv("PATH", f"{server.bin}:{os.environ['PATH']}")
+    yield server
+    server.stop()
+
+
+def python_there(script: Path, **programs: Path) -> Path:
+    """Write an interpreter for the other side whose programs are scripts without torch."""
+    texts = json.dumps({kind: str(path) for kind, path in programs.items()})
+    script.write_text(
+        f"#!/bin/sh\nexport HONESMITH_TEST_PROGRAMS='{texts}' HONESMITH_STOP_GRACE_S=0.2\n"
+        f'exec {sys.executable} "$@"\n'
+    )
+    script.chmod(0o700)
+    return script
 
 
 def keygen(path: Path) -> None:

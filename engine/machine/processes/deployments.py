@@ -18,7 +18,7 @@ from engine.core.files import is_locked, read_json, read_object
 from engine.core.hints import Call, Hint
 from engine.core.reply import Reply
 from engine.home.recovery import configured_adapters
-from engine.home.rows import HOLDS_DEVICE, DeploymentRow, shown_owner
+from engine.home.rows import HOLDS_DEVICE, LOCAL, DeploymentRow, shown_owner
 from engine.home.run_dir import DeployDir, Home, RunDir
 from engine.home.store import Store
 
@@ -141,12 +141,14 @@ def list_deployments(home: Home) -> list[Reply]:
 
 
 def describe(home: Home, row: DeploymentRow) -> Reply:
-    """Return a deployment as JSON: id, state, address, models served, memory in GB (10^9), and
-    whose it is if it is not the viewer's own."""
+    """Return a deployment as JSON: id, state, address, models served, memory in GB (10^9), the host
+    that serves it if that is another machine, and whose it is if it is not the viewer's own."""
     owner = shown_owner(home.viewer, row.owner)
     owner_field = {"owner": owner} if owner else {}
+    compute = str(config_of(home.deployment(row.deployment_id)).get("compute", LOCAL))
     return {
         **owner_field,
+        **({"compute": compute} if compute != LOCAL else {}),
         "deployment_id": row.deployment_id,
         "state": row.state,
         "base_url": row.url,
@@ -175,7 +177,9 @@ def request(
     import http.client  # noqa: PLC0415
 
     try:
-        port = int(read_json(folder.ready)["port"])
+        ready = read_json(folder.ready)
+        # Models on another machine answer at `port`, and what looks after them here at another.
+        port = int(ready.get("control_port", ready["port"]))
         headers = _headers(folder)
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
         with contextlib.closing(connection):

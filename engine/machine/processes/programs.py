@@ -24,6 +24,7 @@ Kind = Literal[
     "merger",
     "gguf_importer",
     "server",
+    "forwarder",
     "locator",
 ]
 
@@ -42,6 +43,7 @@ PROGRAMS: Mapping[Kind, str] = {
     "merger": "engine.worker.serving.merge",
     "gguf_importer": "engine.models.gguf.importer",
     "server": "engine.worker.serving.openai_server",
+    "forwarder": "engine.serving.far.forwarder",
     "locator": "engine.serving.locate",
 }
 # For tests only: the environment variable with a JSON object, kind of program -> script.

@@ -1,17 +1,14 @@
 """Runs on a host over a real sshd on loopback, with a trainer without torch at the other end."""
 
 import json
-import os
 import signal
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from loopback_sshd import WHY_NOT, LoopbackSshd
+from loopback_sshd import LoopbackSshd, python_there, sshd
 from ray_pool import pool_of_ray, ray_of_two_nodes
 from rented_machines import rented_machines, sky
 from run_configs import train_config
@@ -34,32 +31,15 @@ __all__ = [  # fixtures
     "rented_machines",
     "sky",
     "slurm_of_one_node",
+    "sshd",
 ]
 FAKE_TRAINER = Path(__file__).parent.parent / "fake_trainer.py"
 
 
 @pytest.fixture
-def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackSshd]:
-    """An sshd that is `box` for every ssh that this test starts."""
-    if WHY_NOT:
-        pytest.skip(WHY_NOT)
-    server = LoopbackSshd(tmp_path / "sshd")
-    monkeypatch.setenv("PATH", f"{server.bin}:{os.environ['PATH']}")
-    yield server
-    server.stop()
-
-
-@pytest.fixture
 def fake_python(tmp_path: Path) -> Path:
     """An interpreter for the other side whose trainers are the script without torch."""
-    script = tmp_path / "python-there"
-    programs = json.dumps({"trainer": str(FAKE_TRAINER)})
-    script.write_text(
-        f"#!/bin/sh\nexport HONESMITH_TEST_PROGRAMS='{programs}' HONESMITH_STOP_GRACE_S=0.2\n"
-        f'exec {sys.executable} "$@"\n'
-    )
-    script.chmod(0o700)
-    return script
+    return python_there(tmp_path / "python-there", trainer=FAKE_TRAINER)
 
 
 class Box:

@@ -143,14 +143,13 @@ def test_whatever_a_call_says_its_command_can_be_typed():
     values = {"string": "x", "boolean": True, "number": 0.5, "array": ["x"], "object": {"seed": 1}}
     for tool in all_tools(Home(Path("home")), ()):
         required = list(tool.parameters.get("required", []))
-        if tool.name == "deploy":  # the others of its arguments are of an export
-            required += ["action", "path"]
         if tool.name == "push_env":
             required += ["path"]
         # A command pushes a folder; `files` is for a caller that has none on this machine.
         for name in [name for name in TOOLS[tool.name] if name != "files"]:
             arguments: dict[str, object] = {}
-            for argument in dict.fromkeys([*required, name]):
+            of_export = ["action", "path"] if tool.name == "deploy" and name != "compute" else []
+            for argument in dict.fromkeys([*required, *of_export, name]):
                 about = TOOLS[tool.name][argument]
                 given = about["enum"][-1] if "enum" in about else about.get("minimum", 3)
                 arguments[argument] = given if "enum" in about else values.get(about["type"], given)
