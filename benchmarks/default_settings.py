@@ -40,6 +40,9 @@ NOUNS = (
     "dog cat cow pig hen bee fox owl ant bat sun moon star rain snow tree leaf rose corn rice "
     "milk salt lamp door desk book boat road hill lake"
 ).split()
+MONTHS = (
+    "january february march april may june july august september october november december"
+).split()
 NAMES = "anna ben cara dan eva finn gina hugo ida jon kira leo mia noel olga paul".split()
 ROMAN = ((50, "l"), (40, "xl"), (10, "x"), (9, "ix"), (5, "v"), (4, "iv"), (1, "i"))
 
@@ -120,6 +123,57 @@ def plural(chance: random.Random) -> Row:
     return f"More than one {asked}?", stem + ("es" if asked[-1] in "sxy" else "s")
 
 
+def spelled(chance: random.Random) -> Row:
+    asked = word(chance, 3, 5)
+    return f"Spell {asked}", " ".join(asked)
+
+
+def joined(chance: random.Random) -> Row:
+    one, other = chance.sample(NOUNS, 2)
+    return f"Join {one} and {other}", f"{one}-{other}"
+
+
+def repeated(chance: random.Random) -> Row:
+    asked, times = word(chance, 2, 3), chance.randint(2, 4)
+    return f"Say {asked} {times} times", " ".join([asked] * times)
+
+
+def dated(chance: random.Random) -> Row:
+    month, day, year = chance.randrange(12), chance.randint(1, 28), chance.randint(1, 99)
+    return f"{MONTHS[month]} {day}, {year} in numbers", f"{day}/{month + 1}/{year}"
+
+
+def alphabetical(chance: random.Random) -> Row:
+    asked = chance.sample(LETTERS, 4)
+    return f"Sort {' '.join(asked)}", " ".join(sorted(asked))
+
+
+def priced(chance: random.Random) -> Row:
+    count, price, thing = chance.randint(1, 9), chance.randint(1, 9), chance.choice(NOUNS)
+    return f"{count} {thing} at {price} each", f"{thing}: {count * price}"
+
+
+def initials(chance: random.Random) -> Row:
+    asked = [word(chance) for _ in range(3)]
+    return f"Initials of {' '.join(asked)}", "".join(each[0] for each in asked)
+
+
+def longer(chance: random.Random) -> Row:
+    asked = [word(chance, length, length) for length in chance.sample(range(2, 8), 2)]
+    return f"Which is longer, {asked[0]} or {asked[1]}?", max(asked, key=len)
+
+
+def bracketed(chance: random.Random) -> Row:
+    inner, outer = chance.choice(NOUNS), word(chance, 2, 4)
+    return f"Call {inner} with {outer}", f"{inner}({outer})"
+
+
+def clock(chance: random.Random) -> Row:
+    hour, minutes, later = chance.randint(1, 11), chance.randrange(60), chance.randint(1, 12)
+    end = (hour + later - 1) % 12 + 1
+    return f"{later} hours after {hour}:{minutes:02}", f"{end}:{minutes:02}"
+
+
 @dataclass(frozen=True)
 class Case:
     """Tasks to train on: how a row is made, and how many train rows there are."""
@@ -133,6 +187,23 @@ class Case:
         return self.make.__name__ + ("" if self.model == "pebble" else f"-{self.model}")
 
 
+# For GRPO alone; SFT solves most of them.
+MORE_OF_GRPO = {
+    "choosing": (
+        Case(spelled, 320),
+        Case(joined, 400),
+        Case(repeated, 400),
+        Case(dated, 320),
+        Case(alphabetical, 800),
+        Case(priced, 600),
+    ),
+    "reporting": (
+        Case(initials, 320),
+        Case(longer, 400),
+        Case(bracketed, 320),
+        Case(clock, 400),
+    ),
+}
 HALVES = {
     "choosing": (
         Case(kinds, 320),

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.default_settings import HALVES, Case, write_environment
+from benchmarks.default_settings import HALVES, MORE_OF_GRPO, Case, write_environment
 from benchmarks.estimates import done
 from engine.core.files import read_json
 from engine.environments import push
@@ -39,7 +39,7 @@ SFT_STEPS = {
 CASES = tuple(
     Case(case.make, max(case.rows, 320), case.model)
     for half in ("choosing", "reporting")
-    for case in HALVES[half]
+    for case in HALVES[half] + MORE_OF_GRPO[half]
 )
 
 

@@ -20,8 +20,8 @@ from engine.core.files import read_json
 from engine.environments import push
 from engine.home.run_dir import Home
 from engine.models import catalog, library
+from engine.models.sizing.usual_steps import learning_rate
 from engine.records.settings import GivenSettings
-from engine.settings.defaults import learning_rate
 from mcp_server.api import verbs
 
 # Algorithm, settings; SFT as the second demo trains, with fewer held-out answers.

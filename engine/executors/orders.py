@@ -19,6 +19,7 @@ LIVES: Mapping[str, Life] = {
     "exited": "exited",
     "gone": "gone",
 }
+_LONGEST_IDLE_MINUTES = 24 * 60  # after which a model on a host is served no more
 _STATES = ("done", "failed", "cancelled")
 _VERDICTS = ("better", "worse", "no_difference", "inconclusive", "unknown")
 
@@ -60,7 +61,8 @@ def config_toml(home: Home) -> str:
         "sandbox": f'"{config.sandbox}"',
         "allow_root": "true" if config.allow_root else "false",
         "stop_stalled_minutes": f"{config.stop_stalled_minutes:g}",
-        "idle_stop_minutes": f"{config.idle_stop_minutes:g}",
+        # Never "never": nobody here may be left who would stop it.
+        "idle_stop_minutes": f"{config.idle_stop_minutes or _LONGEST_IDLE_MINUTES:g}",
         "served_length": f"{config.served_length:g}",
     }
     return "".join(f"{name} = {value}\n" for name, value in values.items())

@@ -106,7 +106,13 @@ class Link:
     manager it is closed at the end of the `with` block."""
 
     def __init__(
-        self, destination: str, folder: str, python: str = "python3", options: Sequence[str] = ()
+        self,
+        destination: str,
+        folder: str,
+        python: str = "python3",
+        options: Sequence[str] = (),
+        *,
+        own_group: bool = False,
     ) -> None:
         """Connect, and start the program at the other end.
 
@@ -117,6 +123,7 @@ class Link:
                 user's home folder there, or an absolute path.
             python: the interpreter on the host that runs the program.
             options: options of ssh, each `Name=value`; those in `OPTIONS` come first and so win.
+            own_group: whether ssh gets no signal that is sent to this process's group.
 
         Raises HostLost if the connection cannot be made now, HostRefused if a person has to act.
         """
@@ -130,6 +137,7 @@ class Link:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             env=environment(),
+            process_group=0 if own_group else None,
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._requests, self._answers = self._process.stdin, self._process.stdout

@@ -401,7 +401,7 @@ class DPOSettings(RowSettings):
 class RolloutSettings(AnswerSettings, CommonSettings):
     """Settings of training on completions that the policy samples: GRPO, distillation."""
 
-    steps: int = _setting("Optimizer batches.", "60", ge=1, le=1_000_000)
+    steps: int = _setting("Steps.", "60 to 300 by size", ge=1, le=1_000_000)
     prompts_per_step: int = _setting("Tasks per step.", "16, at most the train rows", ge=1)
     tis_cap: float = _setting(
         "Largest weight that corrects for the sampler's own probabilities.", "2", ge=1, le=100

@@ -589,11 +589,11 @@ def _done_summary(row: RunRow, status: Reply) -> str:
 
 
 def _early_stop_note(row: RunRow, status: Reply) -> str:
-    """Return a note that the setting `stop_early` ended a training run before its last step; "" if
-    it did not. The steps are those of `status`."""
+    """Return a note that a training run ended before its last step; "" if it did not. The steps are
+    those of `status`."""
     step, total_steps = status["step"], status["total_steps"]
     if row.kind != "train" or step is None or total_steps is None or step >= total_steps:
         return ""
     if row.algorithm == "prompt":  # its result says what ended it
         return ""
-    return f" (stop_early ended it at step {step} of {total_steps})"
+    return f" (it ended early, at step {step} of {total_steps}: see the event stopped_early)"

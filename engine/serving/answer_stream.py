@@ -17,6 +17,7 @@ from engine.machine.processes.deployments import Json, Unreachable
 from engine.serving.chat_request import Heard, Listener
 
 _CONNECT_S = 5.0
+_MOST_LINE = 1 << 20  # bytes of a line, or of an error's text
 _SILENCE_S = 30.0  # a process that writes no line for so long counts as stuck, however busy it is
 _DATA, _COMMENT, _END = "data: ", ":", "[DONE]"
 # What reading a stream can raise. ValueError: a line is no event.
@@ -124,7 +125,7 @@ def _accepted_response(connection: http.client.HTTPConnection) -> http.client.HT
     Raises RefusedByServer if the reply is an error."""
     response = connection.getresponse()
     if response.status != 200:
-        raise RefusedByServer(response.status, _error_text(response.read()))
+        raise RefusedByServer(response.status, _error_text(response.read(_MOST_LINE)))
     return response
 
 
@@ -198,8 +199,10 @@ class _LastToken:
 def _next_line(response: http.client.HTTPResponse) -> str | None:
     """Read the next line of `response`, a stream of events; "" is a line that ends an event.
     Returns None at the end of the stream, which the line "data: [DONE]" marks as well. Raises
-    TimeoutError if no line comes."""
-    data = response.readline()
+    TimeoutError if no line comes, ValueError for one that is too long."""
+    data = response.readline(_MOST_LINE)
+    if len(data) == _MOST_LINE:
+        raise ValueError("a line without end")
     line = data.decode("utf-8", "replace").rstrip("\r\n")
     is_end = not data or line == _DATA + _END
     return None if is_end else line
@@ -214,10 +217,13 @@ def _add_line(line: str, answer: Answer, model: str, listener: Listener) -> None
     text = ""
     if line.startswith(_DATA):
         chunk = json.loads(line.removeprefix(_DATA))
-        usage = chunk.get("usage") or {}  # only the last piece has it
-        answer.prompt_tokens = usage.get("prompt_tokens", answer.prompt_tokens)
-        for choice in chunk.get("choices") or []:  # at most one: one answer was asked for
-            text = _add_choice(choice, answer)
+        try:
+            usage = chunk.get("usage") or {}  # only the last piece has it
+            answer.prompt_tokens = usage.get("prompt_tokens", answer.prompt_tokens)
+            for choice in chunk.get("choices") or []:  # at most one: one answer was asked for
+                text = _add_choice(choice, answer)
+        except (AttributeError, TypeError) as error:  # another machine may write anything
+            raise ValueError(f"no event of ours: {line[:80]}") from error
     elif not line.startswith(_COMMENT):
         raise ValueError(f"no event: {line[:80]}")
     listener(Heard(model, text, len(answer.token_ids), answer.is_waiting))

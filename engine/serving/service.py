@@ -16,7 +16,7 @@ from engine.core.errors import UserError
 from engine.core.files import read_json, take_lock
 from engine.core.hints import Call
 from engine.core.reply import Reply
-from engine.home.rows import DeploymentRow, shown_owner, viewer_id
+from engine.home.rows import LOCAL, DeploymentRow, shown_owner, viewer_id
 from engine.home.run_dir import DeployDir, Home
 from engine.home.store import Store
 from engine.machine.processes import deployments
@@ -33,11 +33,19 @@ from engine.records.known_settings import KnownSettings
 from engine.records.run_config import DistillConfig, GRPOConfig, SFTConfig
 from engine.serving.chat_request import OF_CLIENTS, Patience
 from engine.serving.export import export
-from engine.serving.starting import Target, adapter_entry, compute_of, deploy_failed, start
+from engine.serving.starting import (
+    Target,
+    adapter_entry,
+    compute_of,
+    deploy_failed,
+    host_for,
+    start,
+)
 
 __all__ = ["deploy", "export", "list_deployments"]
 
 _POLL_S = 0.05
+_BLIP_S = 5.0  # how long a call waits for another machine that answered before
 _LEAST_LOAD_S = 1.0  # an adapter gets at least so long to load, even if the call's time is over
 
 
@@ -70,6 +78,8 @@ def deploy(
     if action == "stop":
         return _stop(home, ref)
     if action == "start":
+        if compute not in ("", LOCAL):
+            compute = host_for(home, compute).compute  # whichever of its names was given
         return _deploy(home, replace(target_of(home, ref), compute=compute), asker, patience)
     raise UserError(
         "BAD_ARGUMENT",
@@ -212,9 +222,13 @@ def _until_ready(home: Home, row: DeploymentRow, deadline: float) -> DeploymentR
     at `deadline`.
     """
     folder = home.deployment(row.deployment_id)
+    blip_ends = time.monotonic() + _BLIP_S
     while True:
         if folder.ready.exists() and _healthy(folder):
             return _ready_row(home, row)
+        compute = compute_of(folder)
+        if row.state == "ready" and compute != LOCAL and time.monotonic() > blip_ends:
+            raise _try_again(f"{compute} is not reached just now")
         if not deployments.is_alive(folder):
             deployments.living(home)  # this call records in the row that the process has ended
             if row.state == "ready":

@@ -16,6 +16,15 @@ from engine.models.model_files import AdapterFacts, ModelFacts
 from engine.models.sizing.layers import LoadedModel
 from engine.models.sizing.plan import Job as SizedJob
 from engine.models.sizing.score_workers import default_workers
+from engine.models.sizing.usual_steps import (
+    UNKNOWN_ROWS,
+    exams_of_rollouts,
+    learning_rate,
+    rollout_steps,
+    sft_batch_size,
+    sft_epochs,
+    sft_updates,
+)
 from engine.records.settings import (
     HARMLESS_STEPS,
     ROW_ALGORITHMS,
@@ -31,16 +40,10 @@ SKILL_ROWS = 200  # questions of a battery: 6 fewer right answers (3 points) are
 _CLIPS = {"gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0)}
 _USUAL_CLIPS = (0.2, 0.28)
 _LONGEST_DEFAULT = 8192  # tokens; a longer context is used only on request
-_UNKNOWN_ROWS = 1000  # assumed train rows if there is no environment
 _OTHER_WORDS = 192  # tokens that other words of a prompt and its tools may add to a row
 _UNKNOWN_ROW_LENGTH, _UNKNOWN_PROMPT_LENGTH = 2048, 512  # assumed tokens without an environment
 _UNKNOWN_CORES = 2  # assumed cores if the machine is not known
 _LARGE_BATCH = 64  # a larger batch gets a warning
-# SFT makes as many updates as a small model needs to learn a new form of answer, but no fewer than
-# three passes over its rows and no more than twenty; measured in benchmarks/RESULTS.md.
-_SFT_UPDATES, _SFT_UPDATES_OF_LARGE = 300, 60  # for _SMALL_MODEL parameters; the least for more
-_SMALL_MODEL = 2_000_000
-_SFT_EPOCHS, _MOST_SFT_EPOCHS = 3, 20
 _MIN_ANSWER_TOKENS = 16  # if less room is left, tasks with the longest prompts are left out
 
 
@@ -163,28 +166,6 @@ def _evaluation_defaults(draft: SettingsDraft, facts: Facts) -> None:
     draft.set_default("max_cost", None)
 
 
-def learning_rate(algorithm: str, hidden: int) -> float:
-    """Return the default peak learning rate of a LoRA, from 1e-5 to 4e-3, with two digits.
-
-    `hidden` is the width of the model. Distillation has the rate of GRPO: their updates are alike.
-    """
-    if algorithm == "sft":
-        # At width 2000 ten times the 5e-5 of full fine-tuning. Below, the rate rises with the
-        # exponent that "LoRA Without Regret" (2025) fits to Llama models: 8.4e-4 at 1024, 3.1e-3 at
-        # 192. At 192 this is better than the 1.6e-3 of a square root on all tasks that choose in
-        # benchmarks/default_settings.py. Above 2000 the rate falls slower: 3.5e-4 at 4096.
-        exponent = 0.781 if hidden < 2000 else 0.5
-        unbounded_rate = 5e-4 * (2000 / hidden) ** exponent
-    elif algorithm == "dpo":
-        # A fifth of GRPO's rate: 1e-5 at width 4096, ten times the 1e-6 of the DPO paper.
-        unbounded_rate = 0.04 / hidden
-    else:
-        # 1e-3 at width 192 (measured to work), 5e-5 at width 4096.
-        unbounded_rate = 0.2 / hidden
-    rate = min(max(unbounded_rate, 1e-5), 4e-3)
-    return float(f"{rate:.1e}")
-
-
 def _adapter_defaults(draft: SettingsDraft, facts: Facts) -> None:
     """Set the shape of the adapter: that of the adapter which the run continues, else the usual
     values."""
@@ -246,10 +227,10 @@ def _row_defaults(draft: SettingsDraft, algorithm: str, facts: Facts) -> None:
     env = facts.env
     rows = _trained_rows(draft, algorithm, env)
     if algorithm == "sft":
-        updates = _sft_updates(facts.model.params)
-        draft.set_default("batch_size", _sft_batch_size(rows, updates))
+        updates = sft_updates(facts.model.params)
+        draft.set_default("batch_size", sft_batch_size(rows, updates))
         _sft_defaults(draft, env)
-        epochs = _sft_epochs(rows, updates, draft["batch_size"])
+        epochs = sft_epochs(rows, updates, draft["batch_size"])
     else:
         # An eighth of the pairs, from 1 to 32.
         draft.set_default("batch_size", 32 if rows is None else min(32, max(1, rows // 8)))
@@ -265,33 +246,6 @@ def _row_defaults(draft: SettingsDraft, algorithm: str, facts: Facts) -> None:
     _length_default(draft, facts, (longest_row or _UNKNOWN_ROW_LENGTH) + other_words)
     if draft["batch_size"] > _LARGE_BATCH:
         draft.warnings.append("Adapters learn worse from large batches; 32 rows are plenty.")
-
-
-def _sft_updates(params: int) -> int:
-    """Return how many optimizer steps SFT needs for a model of `params` parameters.
-
-    A larger model needs fewer updates to learn a new form of answer: 300 at 2 million parameters,
-    falling with the fourth root of their number (105 at 135 million), never below 60.
-    """
-    updates = _SFT_UPDATES * (_SMALL_MODEL / max(params, _SMALL_MODEL)) ** 0.25
-    return max(_SFT_UPDATES_OF_LARGE, round(updates))
-
-
-def _sft_batch_size(rows: int | None, updates: int) -> int:
-    """Return the batch size with which three passes over the rows make `updates` steps.
-
-    The result is from 8 to 32, but at most an eighth of the rows; 32 if `rows` is None (unknown).
-    """
-    if rows is None:
-        return 32
-    batch_size = round(_SFT_EPOCHS * rows / updates)
-    return max(1, min(32, max(8, batch_size), rows // 8))
-
-
-def _sft_epochs(rows: int | None, updates: int, batch_size: int) -> int:
-    """Return how many passes over the rows make `updates` steps: from 3 to 20."""
-    steps_per_epoch = math.ceil((rows or _UNKNOWN_ROWS) / batch_size)
-    return min(_MOST_SFT_EPOCHS, max(_SFT_EPOCHS, math.ceil(updates / steps_per_epoch)))
 
 
 def _trained_rows(draft: SettingsDraft, algorithm: str, env: EnvFacts | None) -> int | None:
@@ -313,7 +267,7 @@ def _step_defaults(draft: SettingsDraft, epochs: int, rows: int | None) -> None:
     """
     if draft.values.get("steps") is None:
         draft.set_default("epochs", epochs)
-        steps_per_epoch = math.ceil((rows or _UNKNOWN_ROWS) / draft["batch_size"])
+        steps_per_epoch = math.ceil((rows or UNKNOWN_ROWS) / draft["batch_size"])
         draft.set_default("steps", draft["epochs"] * steps_per_epoch)
     else:
         draft.set_default("epochs", None)  # `steps` alone says how long to train
@@ -343,7 +297,7 @@ def _replay_defaults(draft: SettingsDraft, usual_keep: float) -> None:
 def _rollout_defaults(draft: SettingsDraft, algorithm: str, facts: Facts) -> None:
     """Set what GRPO and distillation have in common, and what only one of them has."""
     rows = draft["max_examples"]  # None if the number of train rows is not known
-    draft.set_default("steps", 60)
+    draft.set_default("steps", rollout_steps(algorithm, facts.model.params))
     prompts_per_step = 16 if rows is None else max(1, min(16, rows))
     draft.set_default("prompts_per_step", prompts_per_step)
     _answer_defaults(draft, facts)
@@ -562,7 +516,7 @@ def _length_default(draft: SettingsDraft, facts: Facts, preferred: int) -> None:
 
 def _optimizer_defaults(draft: SettingsDraft, algorithm: str, facts: Facts) -> None:
     """Set the learning rate, its schedule, weight decay and gradient clipping."""
-    usual = learning_rate(algorithm, facts.model.hidden)
+    usual = learning_rate(algorithm, facts.model.hidden, draft["steps"])
     draft.set_default("learning_rate", usual, source=MODEL)
     draft.set_default("lr_schedule", "cosine" if algorithm in ROW_ALGORITHMS else "constant")
     draft.set_default("warmup_ratio", {"sft": 0.03, "dpo": 0.1}.get(algorithm, 0.0))
@@ -579,14 +533,14 @@ def _interval_defaults(draft: SettingsDraft, algorithm: str, facts: Facts) -> No
     """Set the rows of an evaluation, how often the run evaluates and saves, and the devices.
 
     By default an SFT run evaluates eight times (the results may stop it early), a DPO run five
-    times, a GRPO or distillation run three times. A run saves whenever it evaluates.
+    times, the others as `exams_of_rollouts` says. A run saves whenever it evaluates.
     """
     heldout_rows = facts.env.measured_rows(by_pairs=algorithm == "dpo") if facts.env else None
     # If the user gave a larger number, it is lowered, with a warning.
     draft.lower_to("eval_rows", heldout_rows, "the environment has no more held-out rows")
     eval_rows = EVAL_ROWS if heldout_rows is None else min(EVAL_ROWS, heldout_rows)
     draft.set_default("eval_rows", eval_rows)
-    evaluations = {"sft": 8, "dpo": 5}.get(algorithm, 3)
+    evaluations = {"sft": 8, "dpo": 5}.get(algorithm, exams_of_rollouts(draft["steps"]))
     draft.set_default("eval_every", max(1, math.ceil(draft["steps"] / evaluations)))
     draft.set_default("save_every", draft["eval_every"])
     draft.set_default("keep_checkpoints", 3)

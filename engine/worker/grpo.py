@@ -89,7 +89,7 @@ def train(job: Job[GRPOConfig]) -> Result:
             step_began = time.monotonic()
             batch = source.batch(step)
             guard.check(step, batch)
-            with source.sampling_ahead(step + 1):  # with async_sampling, while the policy updates
+            with source.sampling_ahead(training.total + 1 if training.ends_now else step + 1):
                 update_began = time.monotonic()
                 measured = update(training, settings, batch.groups, step, budget, replay)
                 measured |= sync_check.metrics(step, measured)

@@ -215,21 +215,13 @@ class Training:
     def _report_start(self, evaluation: HeldoutEvaluation) -> None:
         """Write the event `started`: how many steps there are, how many tasks choose the
         checkpoint, and on how many others the result is reported."""
-        task_count, choosing_count = len(evaluation.tasks), evaluation.validation_count
-        reported_count = task_count - choosing_count
-        message = f"{self.total} steps, {task_count} held-out tasks"
-        if evaluation.dev_count:
-            message = f"{self.total} steps: {choosing_count} dev tasks choose the checkpoint, "
-            message += f"all {reported_count} held-out tasks are reported"
-        elif task_count > 0:
-            message += f": {choosing_count} choose the checkpoint, {reported_count} are reported"
         dev = {"dev_tasks": evaluation.dev_count} if evaluation.dev_count else {}
         self.job.event(
             "started",
-            message,
+            f"{self.total} steps{evaluation.in_words()}",
             total_steps=self.total,
-            heldout_tasks=task_count,
-            heldout_choose=choosing_count,
+            heldout_tasks=len(evaluation.tasks),
+            heldout_choose=evaluation.validation_count,
             **dev,
         )
 
@@ -239,9 +231,9 @@ class Training:
 
         The iteration ends early, with the event `stopped_early`, if the setting `stop_early` asks
         for it: with "alert" after an alert, with "heldout" after STOP_EARLY_PATIENCE evaluations in
-        a row without progress.
+        a row without progress. It also ends early where GRPO's rewards no longer differ.
         """
-        while self.done < self.total and not self.ended_by_alert:
+        while self.done < self.total and not self.ends_now:
             # Checked before a step: if an attempt was killed after this end, the resumed one must
             # not train another step.
             if self.evaluation is not None and self._no_longer_improves(self.evaluation.best):
@@ -259,6 +251,14 @@ class Training:
         if self.ended_by_alert:
             alerts = ", ".join(sorted(self.watch.active_alerts))
             self.job.event("stopped_early", f"alert: {alerts}", step=self.done)
+        elif self.ends_now and self.done < self.total:
+            self.job.event("stopped_early", "no rewards of a group differ any more", step=self.done)
+
+    @property
+    def ends_now(self) -> bool:
+        """Whether the step just done was the last one, before `total`: it raised an alert that ends
+        the run, or the loop has noted in the state that there is nothing left to learn."""
+        return self.ended_by_alert or self.state.get("ends_at") is not None
 
     def _no_longer_improves(self, best: Best) -> bool:
         """Tell whether `stop_early=heldout` ends the run, because STOP_EARLY_PATIENCE evaluations
@@ -349,8 +349,8 @@ class Training:
         rollouts: Sequence[TrajectoryRecord] = (),
     ) -> None:
         """End a step: evaluate if that is due, check for alerts, write the metrics, and save a
-        checkpoint if that is due. With `stop_early=alert` an alert makes this step the last one.
-        The last step is always evaluated.
+        checkpoint if that is due. With `stop_early=alert` an alert makes this step the last one, as
+        does `ends_at` of the state. The last step is always evaluated.
 
         Args:
             step: the number of the step just done.
@@ -360,11 +360,12 @@ class Training:
         self.done = step
         train_s = values["train_s"] or 0.0  # never None, unlike other metrics
         values = {**values, **self.meter.step(train_s)}
-        evaluation_is_due = step == self.total or step % self.settings.eval_every == 0
+        is_last = step == self.total or self.state.get("ends_at") == step
+        evaluation_is_due = is_last or step % self.settings.eval_every == 0
         evaluated = self._evaluate(step) if evaluation_is_due else HalfResult({})
         values |= evaluated.curves
         alerts, cleared_alerts = self.watch.check_step(step, values, rollouts, evaluated.rows)
-        if alerts and step < self.total and self.settings.stop_early == "alert":
+        if alerts and not is_last and self.settings.stop_early == "alert":
             self.ended_by_alert = True
             if not evaluation_is_due:  # this step has become the last one
                 values |= self._evaluate(step).curves
@@ -387,7 +388,7 @@ class Training:
         """Save a checkpoint of the step just done (`step`) if it is the best so far, if the setting
         `save_every` asks for it, or if it is the last."""
         is_best = self.evaluation is not None and self.evaluation.best.step == step
-        is_last = step == self.total or self.ended_by_alert
+        is_last = step == self.total or self.ends_now
         if is_best or is_last or step % self.settings.save_every == 0:
             self.save()
         if is_best:

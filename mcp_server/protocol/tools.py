@@ -51,7 +51,7 @@ Settings = Annotated[
     dict[str, Any],
     Field(
         default_factory=dict,
-        description='What should differ from defaults, e.g. {"steps": 60}; all: train://settings',
+        description='What should differ from defaults, e.g. {"max_tokens": 64}; all: train://settings',
     ),
 ]
 Sampling = Annotated[

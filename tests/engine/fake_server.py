@@ -3,8 +3,9 @@ torch.
 
 Answers with the model's name and the question; one that asks for no stream gets the text of the
 file `grade` in the home. `behave` is a file in the home: "fail" (does not become ready), "crash"
-(ends without a word), "same" (refuses adapters as changing nothing), "stubborn" (ignores requests
-to stop), "busy" (has a request in progress), "leaving" (ends when it is given an adapter).
+(ends without a word), "slow" (takes ten minutes to load), "same" (refuses adapters as changing
+nothing), "stubborn" (ignores requests to stop), "busy" (has a request in progress), "leaving" (ends
+when it is given an adapter).
 """
 
 import json
@@ -30,6 +31,8 @@ def main() -> int:
         return 3
     if behave == "crash":
         return 1
+    if behave == "slow":
+        threading.Event().wait(600)
     if behave == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     names = [config["base_name"], *(adapter["name"] for adapter in config["adapters"])]

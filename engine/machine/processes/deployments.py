@@ -251,8 +251,10 @@ def make_room(home: Home, run: RunDir, device_id: str) -> list[str]:
         if not full_ids:
             break
         folder = home.deployment(row.deployment_id)
+        config = config_of(folder)
         # A config that cannot be read names no device; its deployment may be on this one.
-        frees_memory = config_of(folder).get("device", full_ids[0]) in full_ids
+        is_here = config.get("compute", LOCAL) == LOCAL
+        frees_memory = is_here and config.get("device", full_ids[0]) in full_ids
         if row.state == "ready" and frees_memory and is_idle(folder):
             stop(home, row, f"stopped to make room for {run.id}")
             stopped_ids.append(row.deployment_id)

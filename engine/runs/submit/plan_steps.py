@@ -33,7 +33,7 @@ _KEY_TYPES = {
     "perturb": list,
     "always": bool,
 }
-_EXAMPLE = '{"algorithm": "grpo", "settings": {"steps": 60}} or {"algorithm": "evaluate"}'
+_EXAMPLE = '{"algorithm": "grpo", "settings": {"seed": 1}} or {"algorithm": "evaluate"}'
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,9 @@ def _handler(folder: DeployDir, routes: dict[str, Route]) -> type[BaseHTTPReques
             """Answer a POST with a JSON object in its body."""
             try:
                 length = int(self.headers.get("Content-Length", 0))
-                body = json.loads(self.rfile.read(length)) if 0 < length <= _MOST_BODY else {}
+                # What is too long is not read, and so is no JSON object.
+                text = self.rfile.read(length) if 0 < length <= _MOST_BODY else b""
+                body = json.loads(text or (b"{}" if length == 0 else b""))
             except (ValueError, RecursionError):
                 body = None
             self._answer(body)
@@ -78,7 +80,8 @@ def _handler(folder: DeployDir, routes: dict[str, Route]) -> type[BaseHTTPReques
             key = folder.key.read_bytes().strip()
             given = self.headers.get("Authorization", "").encode("utf-8", "replace")
             scheme, _, token = given.partition(b" ")
-            return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), key)
+            is_bearer = scheme.lower() == b"bearer" and key != b""
+            return is_bearer and hmac.compare_digest(token.strip(), key)
 
         def _send(self, status: int, answer: JsonObject) -> None:
             """Send an answer as JSON."""

@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -27,24 +28,33 @@ from engine.executors import bundle as bundles
 from engine.executors import hosts, orders
 from engine.executors.ssh import FarError, HostLost, HostRefused, Link
 from engine.home.run_dir import DeployDir, Home
+from engine.home.sanitize import one_line
 from engine.home.store import Store
 from engine.home.user_config import Host
 from engine.machine.processes.deployments import Json
 from engine.models import hub
 from engine.serving.far.control import ControlServer
 from engine.serving.far.host_side import Wanted
-from engine.serving.far.tunnel import Tunnel, free_port
+from engine.serving.far.tunnel import Entrance, Tunnel
 
 _CALLS = "engine.serving.far.host_side"
-_LOAD_S = 30.0  # how long one call to the host may wait for a model
+_LOAD_S = 5.0  # how long one call to the host may wait for a model
 _LOOK_S = 2.0  # seconds between two looks at the server there
 _FIRST_WAIT_S, _WAIT_S = 0.5, 15.0  # before a lost connection is tried again, at first and later
 _PATIENCE_S = 600.0  # a host that is not reached for so long is given up
 _EXIT_FAILED = 3
+_TEXT_CHARS = 500  # how much of a host's text is shown
+_KEY = re.compile(r"[A-Za-z0-9_-]{20,200}")  # of a deployment
+_ID = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+_HEALTH_BYTES = 64 << 10  # the most that is read of an answer to /health
 
 
 class _Over(Exception):
     """The server on the host has ended; its text says why."""
+
+
+class _StoppedEarly(Exception):
+    """The deployment is to end before it has answered."""
 
 
 @dataclass
@@ -55,13 +65,12 @@ class Forwarder:
         config: the deployment's config.json.
         models: the models that the host is to serve: name -> folder of the adapter here, "" for the
             base model itself.
+        entrance: the port here at which the models answer. `control_port` is that of this process.
         served: names of the models that the server there has.
-        far_id: the deployment's id on the host; "" until it was ready.
-        far_port: the port of the server there.
-        link, tunnel: the connection to the host, and the tunnel; None while there is none. `lock`
-            is held while the link is used.
-        port: the port here at which the models answer; `control_port`: at which this process does.
-        was_up: whether the last connection came as far as an answer of the server there.
+        far_id: the deployment's id on the host; "" until there is one.
+        link: the connection to the host; None while there is none. `lock` is held while it is used.
+        is_reached: whether the last connection came about.
+        is_announced: whether the models have answered here.
         stop: set when the deployment is to end.
     """
 
@@ -70,16 +79,15 @@ class Forwarder:
     host: Host
     config: Json
     models: dict[str, str]
-    port: int = field(default_factory=free_port)
+    entrance: Entrance = field(default_factory=Entrance)
+    control_port: int = 0
     served: list[str] = field(default_factory=list)
     far_id: str = ""
-    far_port: int = 0
     link: Link | None = None
-    tunnel: Tunnel | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
+    is_reached: bool = False
+    is_announced: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
-    control_port: int = 0
-    was_up: bool = False
 
     def run(self) -> int:
         """Serve until the deployment is stopped or has ended on the host. Returns the exit
@@ -96,7 +104,10 @@ class Forwarder:
             self._attend()
         except _Over as over:
             self._note_end(str(over))
+        except _StoppedEarly:
+            self._stop_from_anew()
         except (HostRefused, FarError) as error:
+            self._stop_from_anew()
             hint = f" {error.hint}" if error.hint else ""
             return self._fail(f"{self.host.name}: {error.message}.{hint}")
         except (HostLost, UserError, OSError) as error:
@@ -104,7 +115,14 @@ class Forwarder:
         finally:
             self.folder.ready.unlink(missing_ok=True)
             control.close()
+            self.entrance.close()
         return 0
+
+    def on_term(self, _signal: int, _frame: FrameType | None) -> None:
+        """End in good order, as the handler of SIGTERM. What is being sent is broken off."""
+        self.stop.set()
+        if not self.is_announced:
+            raise _StoppedEarly
 
     def _attend(self) -> None:
         """Connect and serve, again whenever the connection is lost, until the deployment is
@@ -113,15 +131,14 @@ class Forwarder:
         Raises _Over once the server there has ended, HostLost if the host is not reached for too
         long, HostRefused or FarError if it cannot serve.
         """
-        lost_at, wait_s = None, _FIRST_WAIT_S
+        lost_at, wait_s = time.monotonic(), _FIRST_WAIT_S
         while not self.stop.is_set():
             try:
                 self._serve_once()
             except HostLost as error:
                 now = time.monotonic()
-                if self.was_up:
+                if self.is_reached:
                     lost_at, wait_s = now, _FIRST_WAIT_S
-                lost_at = now if lost_at is None else lost_at
                 if now - lost_at > _PATIENCE_S:
                     minutes = _PATIENCE_S / 60
                     raise HostLost(f"not reached for {minutes:.0f} min: {error}") from None
@@ -130,38 +147,39 @@ class Forwarder:
                 wait_s = min(_WAIT_S, 2 * wait_s)
 
     def _serve_once(self) -> None:
-        """Connect, have the models served, open the tunnel, and watch both until the deployment is
-        to end. Raises HostLost when the connection or the tunnel is gone, and the errors of
+        """Connect, have the models served, let connections in, and watch both until the deployment
+        is to end. Raises HostLost when the connection or the tunnel is gone, and the errors of
         `_attend`."""
-        self.was_up = False
-        python = hosts.facts_of(self.home, self.host).python
-        with Link(self.host.ssh, self.host.folder, python) as link:
-            source = bundles.send_source(link)
-            link.call("use", source=source, calls=_CALLS)
-            with self._linked(link):
-                if self.far_id:  # it is there from an earlier connection, or has ended
-                    self._look()
-                else:
-                    self._begin()
-                if self.stop.is_set():
-                    self._stop_there()
-                    return
-                with Tunnel(self.host.ssh, self.port, self.far_port) as tunnel:
-                    self.tunnel = tunnel
+        self.is_reached = False
+        with self._connected() as link:
+            self.is_reached = True
+            if self.far_id:  # it is there from an earlier connection, or has ended
+                self._look()
+            else:
+                self._begin()
+            with Tunnel(self.host.ssh) as tunnel:
+                self.entrance.tunnel = tunnel
+                try:
                     self._require_answer(tunnel)
-                    self.was_up = True
                     self._announce()
-                    self._watch(tunnel)
+                    self._watch(link, tunnel)
+                finally:
+                    self.entrance.tunnel = None
 
     @contextlib.contextmanager
-    def _linked(self, link: Link) -> Iterator[None]:
-        """Let requests of other threads use `link` within the `with` block."""
-        self.link = link
-        try:
-            yield
-        finally:
-            with self.lock:  # none of them is using it
-                self.link = self.tunnel = None
+    def _connected(self) -> Iterator[Link]:
+        """Connect to the host, and let requests of other threads use the link within the `with`
+        block."""
+        python = hosts.facts_of(self.home, self.host).python
+        with Link(self.host.ssh, self.host.folder, python, own_group=True) as link:
+            source = bundles.send_source(link)
+            link.call("use", source=source, calls=_CALLS)
+            self.link = link
+            try:
+                yield link
+            finally:
+                with self.lock:  # none of them is using it
+                    self.link = None
 
     def _begin(self) -> None:
         """Send the models and have them served. Raises FarError if the host cannot."""
@@ -170,9 +188,15 @@ class Forwarder:
             for name, adapter in list(self.models.items()):
                 self._serve(name, adapter)
 
-    def _serve(self, name: str, adapter: str) -> None:
-        """Have the host serve one model, and wait until it does. `adapter` is the adapter's folder
-        here, "" for the base itself."""
+    def _serve(self, name: str, adapter: str, *, alone: bool = False) -> None:
+        """Have the host serve one model, and wait until it does.
+
+        If another deployment there serves it than served the models so far, because that has ended
+        meanwhile, it gets the other adapters too, unless `alone`.
+
+        Args:
+            adapter: the adapter's folder here, "" for the base itself.
+        """
         assert self.link is not None
         base = bundles.model_folder(self.home, Path(self.config["base_path"]))
         bundles.send_folder(self.link, base, base.name)
@@ -189,22 +213,37 @@ class Forwarder:
             "thinking": bool(self.config.get("thinking")),
         }
         answer: JsonObject = {}
-        while not answer.get("ready") and not self.stop.is_set():
+        while not answer.get("ready"):
+            if self.stop.is_set():
+                raise _StoppedEarly
             answer = self._job("serve", model=wanted, owner=self._owner, wait_s=_LOAD_S)
-        if answer.get("ready"):
-            self.models[name] = adapter
-            self._take(answer)
-            self.far_id = str(answer.get("deployment_id", ""))
-            write_text(self.folder.key, f"{answer.get('key', '')}\n")  # the server there wants it
+        self.models[name] = adapter
+        before = self.far_id
+        self._take_deployment(answer)
+        if before not in ("", self.far_id) and not alone:
+            for other, folder in list(self.models.items()):
+                if folder and other not in self.served:
+                    self._serve(other, folder, alone=True)
+
+    def _take_deployment(self, answer: JsonObject) -> None:
+        """Take over which deployment of the host serves now, from its answer. Raises HostLost for
+        an answer in no form of ours."""
+        far_id, key = str(answer.get("deployment_id", "")), str(answer.get("key", ""))
+        if not _KEY.fullmatch(key) or not _ID.fullmatch(far_id):
+            raise HostLost(f"{self.host.name} answers in no form of ours")
+        self.far_id = far_id
+        self._take(answer)
+        write_text(self.folder.key, f"{key}\n")  # the server there wants it
 
     def _take(self, answer: JsonObject) -> None:
         """Take the port and the models of the server there from an answer of the host. Raises
         HostLost for an answer in no form of ours."""
         port, models = answer.get("port"), answer.get("models")
-        if not isinstance(port, int) or not isinstance(models, list):
+        if not isinstance(port, int) or not 0 <= port < 1 << 16 or not isinstance(models, list):
             raise HostLost(f"{self.host.name} answers in no form of ours")
         own = {*self.models, str(self.config["base_name"])}
-        self.far_port, self.served = port, [str(name) for name in models if name in own]
+        self.entrance.far_port = port
+        self.served = [str(name) for name in models if name in own]
 
     @property
     def _owner(self) -> str:
@@ -220,9 +259,10 @@ class Forwarder:
         """Ask the host for the server. Raises _Over if it has ended."""
         with self.lock:
             answer = self._job("serving", deployment_id=self.far_id)
-        if answer.get("alive") is not True:
-            raise _Over(f"{self.host.name}: {str(answer.get('message', ''))[:300]}")
-        self._take(answer)
+            if answer.get("alive") is not True:
+                why = one_line(str(answer.get("message", "")), _TEXT_CHARS)
+                raise _Over(f"{self.host.name}: {why}")
+            self._take(answer)
 
     def _require_answer(self, tunnel: Tunnel) -> None:
         """Check that the server answers through the tunnel. Raises HostRefused if the host forwards
@@ -235,25 +275,26 @@ class Forwarder:
     def _ask_health(self) -> tuple[int, JsonObject]:
         """Ask the server there whether it is well, through the tunnel. Returns its answer; 503 if
         there is none."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self.entrance.port, timeout=5)
         try:
             with contextlib.closing(connection):
                 connection.request("GET", "/health")
                 response = connection.getresponse()
-                answer = json.loads(response.read())
+                answer = json.loads(response.read(_HEALTH_BYTES))
                 return response.status, answer if isinstance(answer, dict) else {}
-        except (OSError, ValueError, http.client.HTTPException):
+        except (OSError, ValueError, RecursionError, http.client.HTTPException):
             return 503, {"error": f"{self.host.name} is not reached just now"}
 
-    def _watch(self, tunnel: Tunnel) -> None:
+    def _watch(self, link: Link, tunnel: Tunnel) -> None:
         """Look at the server there and at the tunnel until the deployment is to end; then stop the
-        models there. Raises _Over once the server has ended, HostLost when the tunnel is gone."""
+        models there. Raises _Over once the server has ended, HostLost when the tunnel or the link
+        is gone."""
         while not self.stop.wait(_LOOK_S):
-            if not tunnel.is_open:
-                raise HostLost("the tunnel closed")
-            before = (self.far_port, self.served)
+            if not tunnel.is_open or self.link is not link:
+                raise HostLost("the connection closed")
+            before = self.served
             self._look()
-            if (self.far_port, self.served) != before:
+            if self.served != before:
                 self._announce()
         self._stop_there()
 
@@ -262,15 +303,24 @@ class Forwarder:
         with self.lock:
             self._job("stop_serving", models=list(self.models), owner=self._owner)
 
+    def _stop_from_anew(self) -> None:
+        """Have the host stop serving over a new connection, after the last one was broken off.
+        Nothing is raised if that fails: the server there ends when it is idle."""
+        self.is_announced = True  # another SIGTERM breaks nothing off
+        unimportant = (HostLost, HostRefused, FarError, UserError, OSError)
+        with contextlib.suppress(*unimportant), self._connected():
+            self._stop_there()
+
     def _announce(self) -> None:
         """Write ready.json: where the models answer here, and which there are."""
         ready = {
-            "url": f"http://127.0.0.1:{self.port}/v1",
-            "port": self.port,
+            "url": f"http://127.0.0.1:{self.entrance.port}/v1",
+            "port": self.entrance.port,
             "control_port": self.control_port,
             "pid": os.getpid(),
             "models": self.served,
         }
+        self.is_announced = True
         write_json(self.folder.ready, ready)
 
     def health(self, _: JsonObject) -> tuple[int, JsonObject]:
@@ -279,18 +329,27 @@ class Forwarder:
 
     def add_adapter(self, body: JsonObject) -> tuple[int, JsonObject]:
         """Have the host serve the adapter in the folder `path` as the model `name`."""
-        name, path = str(body.get("name", "")), str(body.get("path", ""))
+        name, path = body.get("name"), body.get("path")
+        if not isinstance(name, str) or not isinstance(path, str) or not name or not path:
+            return 400, {"error": "name and path are needed."}
         if self.models.get(name) == path and name in self.served:
             return 200, {"models": self.served}
-        try:
-            with self.lock:
-                if self.link is None:
-                    return 503, {"error": f"{self.host.name} is not reached just now"}
+        with self.lock:
+            if self.link is None:
+                return 503, {"error": f"{self.host.name} is not reached just now"}
+            try:
                 self._serve(name, path)
                 self._announce()
                 return 200, {"models": self.served}
-        except (HostLost, FarError, UserError, OSError) as error:
-            return 400, {"error": f"{self.host.name}: {error}"}
+            except HostLost as error:
+                # Whatever still comes over this link would be taken for another answer.
+                self.link.close()
+                self.link = None
+                return 503, {"error": f"{self.host.name}: {one_line(str(error), _TEXT_CHARS)}"}
+            except _StoppedEarly:
+                return 503, {"error": "the deployment ends"}
+            except (FarError, UserError, OSError) as error:
+                return 400, {"error": f"{self.host.name}: {one_line(str(error), _TEXT_CHARS)}"}
 
     def end(self, _: JsonObject) -> tuple[int, JsonObject]:
         """Answer /admin/stop: the deployment ends after this answer."""
@@ -304,8 +363,9 @@ class Forwarder:
 
     def _fail(self, message: str) -> int:
         """Record why the deployment has failed. Returns the exit status."""
+        message = one_line(message, 2 * _TEXT_CHARS)
         _log(message)
-        if self.far_id:  # it was ready before
+        if self.folder.ready.exists():  # it has answered before
             self._note_end(message)
         else:
             write_json(self.folder.failed, {"message": message})
@@ -331,12 +391,7 @@ def main(path: Path) -> int:
         write_json(folder.failed, {"message": f"{error}"})
         return _EXIT_FAILED
     forwarder = Forwarder(folder, home, host, config, models or {str(config["base_name"]): ""})
-
-    def on_term(_signal: int, _frame: FrameType | None) -> None:
-        """End in good order."""
-        forwarder.stop.set()
-
-    signal.signal(signal.SIGTERM, on_term)
+    signal.signal(signal.SIGTERM, forwarder.on_term)
     return forwarder.run()
 
 

@@ -1,55 +1,58 @@
-"""A port of this machine that leads to a port of a host, through the user's own ssh."""
+"""A port of this machine that leads to a port of a host, through the user's own ssh.
+
+The port is held by this process for as long as the deployment lives, also while the host is not
+reached: nobody else can take it. ssh itself forwards nothing that is written in the user's config;
+each connection to the port gets a channel of one ssh connection (`ssh -W` over its control socket).
+"""
 
 import contextlib
+import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 import time
+from pathlib import Path
 from types import TracebackType
 
 from engine.executors.ssh import OPTIONS, HostLost, HostRefused, check_destination, environment
+from engine.home.sanitize import one_line
 
-_START_S = 60.0  # until the port here takes connections
+_START_S = 60.0  # until the ssh connection stands
 _POLL_S = 0.02
-# Of the options of every connection, the one that would forbid what this one is for.
-_NO_FORWARDING = "ClearAllForwardings=yes"
+_MESSAGE_CHARS = 500
+_OF_CONTROL = ("ControlMaster", "ControlPath")  # options of every connection that differ here
 _REFUSED = "administratively prohibited"  # what ssh prints where the other side's sshd forbids it
 
 
 class Tunnel:
-    """An ssh that leads a port of loopback here to one of loopback on a host.
+    """One ssh connection, over which connections are led to ports of a host's loopback.
 
-    It ends with the process that has opened it, however that ends: the program at the other end
-    reads from a pipe of it.
-
-    Attributes:
-        port: the port here.
+    It ends with the process that has opened it, however that ends: the program at its other end
+    reads from a pipe of that process.
     """
 
-    def __init__(self, destination: str, port: int, far_port: int) -> None:
-        """Open the tunnel and wait until the port here takes connections.
+    def __init__(self, destination: str) -> None:
+        """Connect, and wait until connections can be led on.
 
         Args:
             destination: the host as ssh takes it.
-            port: the port here; it must be free.
-            far_port: the port on the host.
 
         Raises HostLost if the connection does not come about now.
         """
         check_destination(destination)
-        self.destination, self.port = destination, port
+        self.destination = destination
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the tunnel
-        options = [option for option in OPTIONS if option != _NO_FORWARDING]
-        arguments = [part for option in options for part in ("-o", option)]
-        # Said here, so that an option of the user's config does not take it away.
-        arguments += ["-o", "ClearAllForwardings=no", "-o", "ExitOnForwardFailure=no"]
-        forward = f"127.0.0.1:{port}:127.0.0.1:{far_port}"
+        # A socket's path must be short. Only this user can enter the folder.
+        self._folder = Path(tempfile.mkdtemp(prefix="honesmith-"))
+        self._socket = self._folder / "s"
         self._process = subprocess.Popen(
-            ["ssh", *arguments, "-T", "-L", forward, destination, "--", "cat"],
+            [*self._ssh("ControlMaster=yes"), "-T", destination, "--", "cat"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._stderr,
             env=environment(),
+            process_group=0,  # a signal to the deployment's processes is for this program alone
         )
         try:
             self._wait_until_open()
@@ -75,9 +78,22 @@ class Tunnel:
         """Whether ssh still runs; it ends within a minute of the network's death."""
         return self._process.poll() is None
 
+    def lead(self, connection: socket.socket, far_port: int) -> None:
+        """Lead a connection to a port of the host's loopback; returns when it has ended."""
+        with connection:
+            subprocess.run(
+                [*self._ssh("ControlMaster=no"), "-W", f"127.0.0.1:{far_port}", self.destination],
+                stdin=connection.fileno(),
+                stdout=connection.fileno(),
+                stderr=self._stderr,
+                env=environment(),
+                process_group=0,
+                check=False,
+            )
+
     def check_allowed(self) -> None:
-        """Raise HostRefused if the host has refused to lead a connection on. ssh learns that with
-        the first one, so something must have been asked through the tunnel before."""
+        """Raise HostRefused if the host has refused to lead a connection on, which ssh learns with
+        the first one."""
         if _REFUSED in self._messages():
             raise HostRefused(
                 f"the sshd of {self.destination} forwards no ports",
@@ -85,7 +101,7 @@ class Tunnel:
             )
 
     def close(self) -> None:
-        """End the tunnel; a second call does nothing."""
+        """End the tunnel and what it leads; a second call does nothing."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # the process may be gone
             self._process.stdin.close()
@@ -98,13 +114,21 @@ class Tunnel:
                 self._process.kill()
                 self._process.wait()
         self._stderr.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _ssh(self, control: str) -> list[str]:
+        """Return the ssh program with the options of every connection, but those of `control` and
+        of the socket over which connections are led."""
+        options = [option for option in OPTIONS if not option.startswith(_OF_CONTROL)]
+        options += [control, f"ControlPath={self._socket}", "ControlPersist=no"]
+        return ["ssh", *(part for option in options for part in ("-o", option))]
 
     def _wait_until_open(self) -> None:
-        """Wait until the port here takes connections. Raises HostLost if ssh ends, or after
-        `_START_S` seconds."""
+        """Wait until the control socket is there. Raises HostLost if ssh ends, or after `_START_S`
+        seconds."""
         deadline = time.monotonic() + _START_S
         while self._process.poll() is None and time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
+            if self._socket.exists():
                 return
             time.sleep(_POLL_S)
         raise HostLost(self._messages() or f"no tunnel to {self.destination} came about")
@@ -113,12 +137,44 @@ class Tunnel:
         """Return the end of what ssh printed, in one line; "" if it printed nothing."""
         with contextlib.suppress(OSError, ValueError):  # the file is closed already
             self._stderr.seek(0)
-            return " ".join(self._stderr.read()[-2000:].decode("utf-8", "replace").split())
+            text = self._stderr.read()[-2000:].decode("utf-8", "replace")
+            return one_line(text, _MESSAGE_CHARS)
         return ""
 
 
-def free_port() -> int:
-    """Return a port of loopback that nothing listens at now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+class Entrance:
+    """The port of this machine at which connections come in.
+
+    Attributes:
+        port: the port, on loopback.
+        tunnel, far_port: where connections are led now; they are closed while `tunnel` is None.
+    """
+
+    def __init__(self) -> None:
+        """Listen on a free port until `close`."""
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.port = int(self._listener.getsockname()[1])
+        self.tunnel: Tunnel | None = None
+        self.far_port = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self.tunnel = None
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends `accept` in its thread
+        self._listener.close()
+
+    def _accept(self) -> None:
+        """Take connections until the port is closed, each with a thread of its own."""
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            tunnel = self.tunnel
+            if tunnel is None:
+                connection.close()
+                continue
+            arguments = (connection, self.far_port)
+            threading.Thread(target=tunnel.lead, args=arguments, daemon=True).start()

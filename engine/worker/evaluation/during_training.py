@@ -159,6 +159,19 @@ class HeldoutEvaluation:
         # How many sampled tokens, turns and episodes all evaluations had so far; see `habits`.
         self._tokens = self._turns = self._episodes = 0
 
+    def in_words(self) -> str:
+        """Say how many held-out tasks there are, and what they are for, to be put behind the number
+        of steps."""
+        task_count, choosing_count = len(self.tasks), self.validation_count
+        reported_count = task_count - choosing_count
+        if self.dev_count:
+            return (
+                f": {choosing_count} dev tasks choose the checkpoint, "
+                f"all {reported_count} held-out tasks are reported"
+            )
+        roles = f": {choosing_count} choose the checkpoint, {reported_count} are reported"
+        return f", {task_count} held-out tasks{roles if task_count else ''}"
+
     def evaluate(self, step: int, *halves: str) -> HalfResult:
         """Evaluate the policy as it is now on the given halves (VALIDATION, TEST or both), and
         write the rows to `evals/step_NNNNNN.jsonl`.

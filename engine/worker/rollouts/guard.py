@@ -1,5 +1,7 @@
-"""Ends a run that cannot learn: no differing rewards for long, or too many scores that failed."""
+"""Ends a run that cannot learn, or has no more to learn: no differing rewards for long, or too many
+scores that failed."""
 
+import statistics
 from collections.abc import Sequence
 
 from engine.core.format import whole_percent
@@ -11,10 +13,11 @@ from engine.worker.rollouts.batch_source import RolloutBatch
 
 NO_SIGNAL_STEPS = 10  # the run ends after so many steps in a row without a gradient
 ERRORS_JUDGED_FROM = 32  # failed scores end a run only after so many completions
+_LOST_SHARE = 0.1  # rewards that fell by more than this share of what they were are a collapse
 
 
 class Guard:
-    """Checks every batch, and ends a run that cannot learn."""
+    """Checks every batch, and ends a run that cannot learn, or has no more to learn."""
 
     def __init__(self, error_limit: float, state: LoopState, run_id: str) -> None:
         """Watch the run `run_id`, in which scoring may fail for at most the share `error_limit` of
@@ -23,31 +26,56 @@ class Guard:
         self.run_id = run_id
         self.state = state
         state.setdefault("silent_steps", 0)  # how many latest steps in a row had no advantage
+        state.setdefault("had_signal", False)  # whether an earlier step had one
+        # Mean rewards of the first steps of the run, and of the latest silent ones.
+        state.setdefault("first_means", [])
+        state.setdefault("silent_means", [])
         state.setdefault("played", 0)  # completions of the whole run
         state.setdefault("errors", 0)  # those of them that could not be scored
 
     def check(self, step: int, batch: RolloutBatch) -> None:
         """Count the rollouts of a step (`batch`), and end the run if it cannot learn.
 
+        If all advantages were 0 for `NO_SIGNAL_STEPS` steps in a row, and rewards had differed
+        before and are no lower than at the start, there is nothing left to learn: the state gets
+        `ends_at`, this step, which makes it the last one.
+
         Raises:
             WorkerFailure: kind reward, if too many completions could not be scored; kind
-                no_signal, if all advantages were 0 for `NO_SIGNAL_STEPS` steps in a row.
+                no_signal, if all advantages were 0 for `NO_SIGNAL_STEPS` steps in a row and that is
+                how the run began, or the rewards fell.
         """
         members = batch.members
         self._check_scores(step, members)
+        mean = statistics.fmean(trajectory.reward for trajectory in members)
+        if len(self.state["first_means"]) < NO_SIGNAL_STEPS:
+            self.state["first_means"] = [*self.state["first_means"], mean]
         if all(trajectory.advantage == 0.0 for trajectory in members):
             self.state["silent_steps"] += 1
+            self.state["silent_means"] = [*self.state["silent_means"], mean][-NO_SIGNAL_STEPS:]
         else:
-            self.state["silent_steps"] = 0
-        if self.state["silent_steps"] >= NO_SIGNAL_STEPS:
-            rewards = {trajectory.reward for trajectory in members}
-            raise WorkerFailure(
-                "no_signal",
-                f"No group had rewards that differ for {NO_SIGNAL_STEPS} steps.",
-                evidence=f"step {step}: rewards {sorted(rewards)[:5]}",
-                hint="All alike and low: easier tasks, partial credit or SFT first. All alike and "
-                "high: the tasks are learnt, use harder ones. Then submit again.",
-            )
+            self.state |= {"silent_steps": 0, "silent_means": [], "had_signal": True}
+        if self.state["silent_steps"] < NO_SIGNAL_STEPS:
+            return
+        if self.state["had_signal"] and not self._has_collapsed():
+            self.state["ends_at"] = step
+            return
+        rewards = {trajectory.reward for trajectory in members}
+        raise WorkerFailure(
+            "no_signal",
+            f"No group had rewards that differ for {NO_SIGNAL_STEPS} steps.",
+            evidence=f"step {step}: rewards {sorted(rewards)[:5]}",
+            hint="All alike and low: easier tasks, partial credit or SFT first; a lower "
+            "learning_rate if they were higher before. All alike and high: the tasks are learnt, "
+            "use harder ones. Then submit again.",
+        )
+
+    def _has_collapsed(self) -> bool:
+        """Tell whether the rewards of the latest silent steps are clearly lower than those of the
+        first steps."""
+        first = statistics.fmean(self.state["first_means"])
+        silent = statistics.fmean(self.state["silent_means"])
+        return silent < first - _LOST_SHARE * abs(first)
 
     def _check_scores(self, step: int, members: Sequence[Trajectory]) -> None:
         """Count the completions of a step (`members`) and those that could not be scored.

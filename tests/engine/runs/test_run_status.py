@@ -201,7 +201,10 @@ def test_a_run_that_stop_early_ended_says_at_which_step(home, tuned):
     for total, is_early in ((16, True), (10, False)):
         event = {"time": 1.0, "event": "started", "message": "", "total_steps": total}
         run.events.write_text(json.dumps(event) + "\n")
-        says = "(stop_early ended it at step 10 of 16)" in lifecycle.status(home, tuned)["summary"]
+        says = (
+            "(it ended early, at step 10 of 16: see the event stopped_early)"
+            in lifecycle.status(home, tuned)["summary"]
+        )
         assert says is is_early
 
 

@@ -13,7 +13,7 @@ from engine.core.errors import UserError
 from engine.environments.env_facts import EnvFacts, RowLengths
 from engine.models.model_files import AdapterFacts, ModelFacts
 from engine.records.settings import ALGORITHMS, SCHEMAS, TRAINERS, DistillSettings, DPOSettings
-from engine.settings import aliases, defaults, env_checks, resolution
+from engine.settings import aliases, env_checks, resolution
 
 MODEL = ModelFacts(
     "Qwen3ForCausalLM", 192, 4, 6, 2, 32, 512, 264, True, 1_628_992, 1024, "bfloat16", 3_257_984
@@ -305,7 +305,7 @@ def test_the_recipe_of_distillation():
     settings = resolve("distill").settings
     assert isinstance(settings, DistillSettings)
     assert (settings.steps, settings.prompts_per_step, settings.group_size) == (60, 16, 4)
-    assert settings.learning_rate == resolve("grpo").settings.learning_rate
+    assert settings.learning_rate == resolve("grpo", {"steps": 60}).settings.learning_rate
     assert settings.max_length == resolve("grpo").settings.max_length
     assert settings.lr_schedule == "constant" and settings.sampler == "torch"
 
@@ -325,7 +325,10 @@ def test_pairs_are_what_dpo_counts_and_needs():
 
 def test_the_recipe_of_grpo():
     found = resolve("grpo").settings
-    assert (found.steps, found.prompts_per_step, found.group_size) == (60, 16, 8)
+    assert (found.steps, found.prompts_per_step, found.group_size) == (300, 16, 8)
+    assert (found.learning_rate, found.eval_every) == (6e-4, 38)
+    short = resolve("grpo", {"steps": 60}).settings
+    assert (short.learning_rate, short.eval_every) == (1e-3, 20)
     assert (found.lr_schedule, found.kl_coef, found.loss) == ("constant", 0.0, "dapo")
     assert (found.clip_low, found.clip_high, found.tis_cap) == (0.2, 0.28, 2.0)
     assert (found.temperature, found.top_p, found.max_turns) == (1.0, 1.0, 1)
@@ -419,22 +422,6 @@ def test_an_episode_of_many_turns_gets_room_for_them():
     assert found.max_turns == 8
     assert found.max_length >= 20 + 8 * found.max_tokens
     assert resolve("grpo", {"max_turns": 3}, env=env).settings.max_turns == 3
-
-
-@pytest.mark.parametrize(
-    ("hidden", "sft", "grpo"),
-    [(192, 3.1e-3, 1e-3), (1024, 8.4e-4, 2e-4), (2560, 4.4e-4, 7.8e-5), (8192, 2.5e-4, 2.4e-5)],
-)
-def test_the_learning_rate_follows_the_size_of_the_model(hidden: int, sft: float, grpo: float):
-    assert defaults.learning_rate("sft", hidden) == pytest.approx(sft, rel=0.03)
-    assert defaults.learning_rate("grpo", hidden) == pytest.approx(grpo, rel=0.03)
-
-
-@given(st.integers(16, 65536), st.integers(1, 65536))
-def test_a_wider_model_never_gets_a_higher_learning_rate(hidden: int, more: int):
-    for algorithm in ALGORITHMS:
-        rate = defaults.learning_rate(algorithm, hidden)
-        assert 1e-7 <= defaults.learning_rate(algorithm, hidden + more) <= rate <= 1e-1
 
 
 def test_the_machine_decides_precision():

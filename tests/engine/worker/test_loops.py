@@ -413,6 +413,35 @@ def test_a_reward_that_never_differs_ends_the_run_with_no_signal(
     assert metrics(run)[-1]["step"] == NO_SIGNAL_STEPS - 1
 
 
+def test_rewards_that_differ_no_more_end_the_run_in_good_order_with_an_exam(
+    home: Home, tmp_path: Path
+) -> None:
+    learnt = FLAT.replace(
+        "        return Score(0.0, success=False)",
+        "        self.scored = getattr(self, 'scored', 0) + 1\n"
+        "        return Score(float(self.scored >= 24 or self.scored % 2), success=False)",
+    )
+    env = push(home, tmp_path / "learnt", learnt, "learnt")
+    settings = GRPO | {
+        "steps": 60,
+        "prompts_per_step": 2,
+        "group_size": 2,
+        "max_tokens": 3,
+        "eval_rows": 2,
+        "eval_every": 60,
+        "accept_reward_risk": True,
+    }
+    run = make_run(home, env, "grpo", settings)
+    go(run)
+    lines = metrics(run)
+    assert NO_SIGNAL_STEPS < lines[-1]["step"] < 40, "it ends long before its last step"
+    assert "heldout_reward" in lines[-1], "the last step has its exam"
+    events = [json.loads(line) for line in run.events.read_text().splitlines()]
+    (event,) = [each for each in events if each["event"] == "stopped_early"]
+    assert event["step"] == lines[-1]["step"] and "differ" in event["message"]
+    assert run.checkpoint(lines[-1]["step"]).is_dir()
+
+
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint(
     home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,7 +56,7 @@ def surface(home: Home) -> dict[str, dict]:
 
 # Of everything a client is told about the tools. It changes with them and with nothing else: no
 # environment, run or file may say a word here. Print the new one with pytest -vv and read the diff.
-SURFACE = "3d5ab2dfc82c913d7de7fde3c0fa0a29c9c52d31355454c72b93be7e7ed9f7ed"
+SURFACE = "42d67c0941b0f3520fbe22846e7bcffe53c07ea977e73b1904af03277f638c6e"
 
 
 def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):

@@ -2,9 +2,12 @@
 
 import http.client
 import json
+import socket
 import time
+from dataclasses import replace
 
 import pytest
+from loopback_sshd import free_port
 
 from engine.core.errors import UserError
 from engine.core.files import read_json
@@ -13,7 +16,7 @@ from engine.home.store import Store
 from engine.machine.processes import deployments
 from engine.serving import service
 from engine.serving.chat import chat
-from engine.serving.chat_request import ChatRequest
+from engine.serving.chat_request import OF_PEOPLE, ChatRequest
 
 # Each starts a forwarder, ssh twice and a server at the other side.
 pytestmark = pytest.mark.timeout(60)
@@ -91,7 +94,6 @@ def test_a_server_that_ends_there_ends_the_deployment_here_with_its_reason(home,
     with Store(home) as store:
         message = store.get_deployment(deployed["deployment_id"]).message
     assert message == "box: stopped to make room for arith-grpo-7"
-    assert "heard again" in answer_of(home, "pebble", "again") or True
 
 
 def test_a_lost_connection_is_made_again_at_the_same_port(home, serving_box):
@@ -104,6 +106,73 @@ def test_a_lost_connection_is_made_again_at_the_same_port(home, serving_box):
     assert "heard two" in answer_of(home, "pebble", "two")
     assert service.list_deployments(home)[0]["base_url"] == deployed["base_url"]
     assert serving_box.far_deployments() == far, "the server there is the same"
+
+
+def test_the_port_stays_ours_while_the_host_is_not_reached(home, serving_box, sshd):
+    deployed = service.deploy(home, "pebble", compute="ssh:box")
+    port = read_json(home.deployment(deployed["deployment_id"]).ready)["port"]
+    sshd.stop()
+    serving_box.cut(deployed["deployment_id"])
+    folder = home.deployment(deployed["deployment_id"])
+    until(lambda: not deployments.is_idle(folder), "it is not reached")
+    with pytest.raises(OSError), socket.socket() as squatter:
+        squatter.bind(("127.0.0.1", port))
+    began = time.monotonic()
+    with pytest.raises(UserError) as caught:
+        service.deploy(home, "pebble", patience=OF_PEOPLE)
+    assert "ssh:box is not reached just now" in caught.value.message and caught.value.retryable
+    assert time.monotonic() - began < 12, "other starts of this home do not wait for it"
+    sshd.start()
+    until(lambda: deployments.is_idle(folder), "it answers again", 30)
+    assert "heard two" in answer_of(home, "pebble", "two")
+
+
+def test_forwardings_of_the_users_own_config_stay_shut(home, serving_box, sshd):
+    own = free_port()
+    with (sshd.folder / "ssh_config").open("a") as file:
+        file.write(f"  LocalForward 127.0.0.1:{own} 127.0.0.1:{sshd.port}\n")
+    service.deploy(home, "pebble", compute="ssh:box")
+    assert "heard hello" in answer_of(home, "pebble")
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", own), 1)
+
+
+def test_a_server_that_ended_while_an_adapter_came_is_replaced_with_all_its_models(
+    home, serving_box, tuned
+):
+    service.deploy(home, f"{tuned}@best", compute="ssh:box")
+    far = serving_box.far_home
+    (row,) = deployments.living(far)
+    deployments.stop(far, row, "it was idle")
+    second = service.deploy(home, f"{tuned}@step10", compute="ssh:box")
+    assert "heard hello" in answer_of(home, f"{tuned}@step10")
+    assert second["compute"] == "ssh:box"
+    assert "heard hello" in answer_of(home, f"{tuned}@best")
+
+
+def test_a_run_here_does_not_end_what_a_host_serves(home, serving_box, monkeypatch):
+    service.deploy(home, "pebble", compute="ssh:box")
+    monkeypatch.setattr(deployments, "_has_room_on", lambda run, device: False)
+    assert deployments.make_room(home, home.run("arith-1"), "cpu") == []
+
+
+def test_the_short_name_of_a_host_means_the_same_place(home, serving_box):
+    first = service.deploy(home, "pebble", compute="box")
+    assert first["compute"] == "ssh:box"
+    assert service.deploy(home, "pebble", compute="ssh:box") == first
+
+
+def test_a_stop_before_it_answers_leaves_nothing_there(home, serving_box):
+    far = serving_box.far_home.root
+    far.mkdir(parents=True, exist_ok=True)
+    (far / "behave").write_text("slow")
+    with pytest.raises(UserError) as caught:
+        service.deploy(home, "pebble", compute="ssh:box", patience=replace(OF_PEOPLE, start_s=3.0))
+    assert caught.value.retryable
+    until(lambda: serving_box.far_deployments(), "it is being started there")
+    (row,) = deployments.living(home)
+    deployments.stop(home, row, "stopped on request")
+    until(lambda: not serving_box.far_deployments(), "nothing is left there")
 
 
 def test_a_killed_forwarder_leaves_no_tunnel_and_the_next_chat_serves_anew(home, serving_box):
@@ -165,6 +234,9 @@ def test_an_sshd_that_forwards_nothing_is_named_with_what_to_change(home, servin
     with pytest.raises(UserError) as caught:
         service.deploy(home, "pebble", compute="ssh:box")
     assert "forwards no ports" in caught.value.message
+    until(lambda: not serving_box.far_deployments(), "the server there was ended again")
+    with Store(home) as store:
+        assert [row.state for row in store.list_deployments()] == ["failed"]
     assert "AllowTcpForwarding local" in caught.value.message
 
 
@@ -178,4 +250,10 @@ def test_the_key_here_is_that_of_the_server_there_and_only_its_owner_can_read_it
     connection = http.client.HTTPConnection("127.0.0.1", ready["control_port"], timeout=5)
     connection.request("POST", "/admin/stop", json.dumps({}))
     assert connection.getresponse().status == 401
+    key = {"Authorization": f"Bearer {folder.key.read_text().strip()}"}
+    too_long = json.dumps({"name": "x" * 70_000, "path": "y"})
+    for body in (too_long, json.dumps([1]), json.dumps({"name": "", "path": ""})):
+        connection = http.client.HTTPConnection("127.0.0.1", ready["control_port"], timeout=5)
+        connection.request("POST", "/admin/adapters", body, key)
+        assert connection.getresponse().status == 400
     assert deployments.is_alive(folder)
