@@ -215,7 +215,7 @@ class CommonSettings(ScoringSettings):
 
     learning_rate: float = _setting(
         "Peak step size of AdamW on the adapter.",
-        "from the model's hidden size; lower for grpo, lowest for dpo",
+        "from hidden size (grpo: and steps); grpo lower, dpo lowest",
         ge=1e-7,
         le=1e-1,
     )
@@ -254,8 +254,8 @@ class CommonSettings(ScoringSettings):
         "Decides the order of rows, sampling and the adapter's start.", "0", ge=0, le=2**31 - 1
     )
     eval_every: int = _setting(
-        "Steps between evaluations on held-out rows; step 0 and the last always have one.",
-        "sft an eighth of all steps, dpo a fifth, grpo a third",
+        "Steps between evaluations on held-out rows; step 0 and the last have one.",
+        "sft an eighth of the steps, dpo a fifth, grpo some 40",
         ge=1,
     )
     eval_rows: int = _setting(
@@ -401,7 +401,7 @@ class DPOSettings(RowSettings):
 class RolloutSettings(AnswerSettings, CommonSettings):
     """Settings of training on completions that the policy samples: GRPO, distillation."""
 
-    steps: int = _setting("Steps.", "60 to 300 by size", ge=1, le=1_000_000)
+    steps: int = _setting("Steps.", "grpo 60 to 300, distill 60", ge=1, le=1_000_000)
     prompts_per_step: int = _setting("Tasks per step.", "16, at most the train rows", ge=1)
     tis_cap: float = _setting(
         "Largest weight that corrects for the sampler's own probabilities.", "2", ge=1, le=100

@@ -20,8 +20,9 @@ _CONNECT_S = 5.0
 _MOST_LINE = 1 << 20  # bytes of a line, or of an error's text
 _SILENCE_S = 30.0  # a process that writes no line for so long counts as stuck, however busy it is
 _DATA, _COMMENT, _END = "data: ", ":", "[DONE]"
-# What reading a stream can raise. ValueError: a line is no event.
-_READ_ERRORS = (OSError, ValueError, http.client.HTTPException)
+# What reading a stream can raise. ValueError: a line is no event; RecursionError: it is nested too
+# deeply.
+_READ_ERRORS = (OSError, ValueError, RecursionError, http.client.HTTPException)
 
 
 class RefusedByServer(Exception):
@@ -222,11 +223,21 @@ def _add_line(line: str, answer: Answer, model: str, listener: Listener) -> None
             answer.prompt_tokens = usage.get("prompt_tokens", answer.prompt_tokens)
             for choice in chunk.get("choices") or []:  # at most one: one answer was asked for
                 text = _add_choice(choice, answer)
+            _check_types(answer)
         except (AttributeError, TypeError) as error:  # another machine may write anything
             raise ValueError(f"no event of ours: {line[:80]}") from error
     elif not line.startswith(_COMMENT):
         raise ValueError(f"no event: {line[:80]}")
     listener(Heard(model, text, len(answer.token_ids), answer.is_waiting))
+
+
+def _check_types(answer: Answer) -> None:
+    """Raise TypeError if a part of the answer has another type than it must have."""
+    is_sound = isinstance(answer.prompt_tokens, int | None) and isinstance(
+        answer.finish_reason, str
+    )
+    if not is_sound or not all(isinstance(token, int) for token in answer.token_ids[-64:]):
+        raise TypeError("a part of the answer has a wrong type")
 
 
 def _add_choice(choice: JsonObject, answer: Answer) -> str:
@@ -257,6 +268,6 @@ def _error_text(data: bytes) -> str:
     "" if it has none."""
     try:
         error = json.loads(data).get("error")
-    except (ValueError, AttributeError):  # not JSON; JSON that is not an object
+    except (ValueError, RecursionError, AttributeError):  # not JSON; no object
         return ""
     return str(error.get("message", "")) if isinstance(error, dict) else str(error or "")

@@ -4,12 +4,13 @@
 It sends the base and the adapters, each file once by its hash, has our own server started there,
 and opens a port here that leads to it. A connection that is lost is made again, with the same port.
 The server there ends by itself when it is idle; then this process ends too. If this process is
-killed, its tunnel closes and the server there becomes idle.
+killed, nothing new passes its tunnel, and the server there becomes idle.
 """
 
 import contextlib
 import http.client
 import json
+import math
 import os
 import re
 import signal
@@ -69,7 +70,8 @@ class Forwarder:
         served: names of the models that the server there has.
         far_id: the deployment's id on the host; "" until there is one.
         link: the connection to the host; None while there is none. `lock` is held while it is used.
-        is_reached: whether the last connection came about.
+        is_up: whether the last connection came as far as an answer of the server there.
+        sent_at: when the base was last sent, on the monotonic clock; -inf before.
         is_announced: whether the models have answered here.
         stop: set when the deployment is to end.
     """
@@ -85,7 +87,8 @@ class Forwarder:
     far_id: str = ""
     link: Link | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
-    is_reached: bool = False
+    is_up: bool = False
+    sent_at: float = -math.inf
     is_announced: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
 
@@ -131,28 +134,30 @@ class Forwarder:
         Raises _Over once the server there has ended, HostLost if the host is not reached for too
         long, HostRefused or FarError if it cannot serve.
         """
-        lost_at, wait_s = time.monotonic(), _FIRST_WAIT_S
+        failed_s, wait_s = 0.0, _FIRST_WAIT_S
         while not self.stop.is_set():
+            self.is_up = False
+            began = time.monotonic()
             try:
                 self._serve_once()
             except HostLost as error:
-                now = time.monotonic()
-                if self.is_reached:
-                    lost_at, wait_s = now, _FIRST_WAIT_S
-                if now - lost_at > _PATIENCE_S:
+                if self.is_up:
+                    failed_s, wait_s = 0.0, _FIRST_WAIT_S
+                elif self.sent_at < began:  # nothing was sent: all of it was in vain
+                    failed_s += time.monotonic() - began
+                if failed_s > _PATIENCE_S:
                     minutes = _PATIENCE_S / 60
                     raise HostLost(f"not reached for {minutes:.0f} min: {error}") from None
                 _log(f"{self.host.name} is not reached: {error}")
                 self.stop.wait(wait_s)
+                failed_s += wait_s
                 wait_s = min(_WAIT_S, 2 * wait_s)
 
     def _serve_once(self) -> None:
         """Connect, have the models served, let connections in, and watch both until the deployment
         is to end. Raises HostLost when the connection or the tunnel is gone, and the errors of
         `_attend`."""
-        self.is_reached = False
         with self._connected() as link:
-            self.is_reached = True
             if self.far_id:  # it is there from an earlier connection, or has ended
                 self._look()
             else:
@@ -161,6 +166,7 @@ class Forwarder:
                 self.entrance.tunnel = tunnel
                 try:
                     self._require_answer(tunnel)
+                    self.is_up = True
                     self._announce()
                     self._watch(link, tunnel)
                 finally:
@@ -199,7 +205,8 @@ class Forwarder:
         """
         assert self.link is not None
         base = bundles.model_folder(self.home, Path(self.config["base_path"]))
-        bundles.send_folder(self.link, base, base.name)
+        if bundles.send_folder(self.link, base, base.name):
+            self.sent_at = time.monotonic()
         adapter_name = ""
         if adapter:
             files = bundles.model_folder(self.home, Path(adapter))
@@ -251,8 +258,10 @@ class Forwarder:
         return str(self.config.get("owner", ""))
 
     def _job(self, name: str, **arguments: Any) -> JsonObject:
-        """Call a function of host_side.py on the host."""
-        assert self.link is not None
+        """Call a function of host_side.py on the host. Raises HostLost if the link is gone, which
+        another thread may have closed."""
+        if self.link is None:
+            raise HostLost("the connection closed")
         return self.link.job(name, home_id=hosts.home_id(self.home), **arguments)
 
     def _look(self) -> None:

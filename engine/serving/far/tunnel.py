@@ -20,6 +20,8 @@ from engine.home.sanitize import one_line
 
 _START_S = 60.0  # until the ssh connection stands
 _POLL_S = 0.02
+_PAUSE_S = 0.1  # after a connection that could not be taken
+_LONGEST_FOLDER = 60  # characters; a socket's whole path may have about 100
 _MESSAGE_CHARS = 500
 _OF_CONTROL = ("ControlMaster", "ControlPath")  # options of every connection that differ here
 _REFUSED = "administratively prohibited"  # what ssh prints where the other side's sshd forbids it
@@ -28,8 +30,8 @@ _REFUSED = "administratively prohibited"  # what ssh prints where the other side
 class Tunnel:
     """One ssh connection, over which connections are led to ports of a host's loopback.
 
-    It ends with the process that has opened it, however that ends: the program at its other end
-    reads from a pipe of that process.
+    It ends with the process that has opened it, however that ends, once the connections that it
+    leads have ended: the program at its other end reads from a pipe of that process.
     """
 
     def __init__(self, destination: str) -> None:
@@ -44,7 +46,7 @@ class Tunnel:
         self.destination = destination
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the tunnel
         # A socket's path must be short. Only this user can enter the folder.
-        self._folder = Path(tempfile.mkdtemp(prefix="honesmith-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="honesmith-", dir=_short_folder()))
         self._socket = self._folder / "s"
         self._process = subprocess.Popen(
             [*self._ssh("ControlMaster=yes"), "-T", destination, "--", "cat"],
@@ -82,7 +84,12 @@ class Tunnel:
         """Lead a connection to a port of the host's loopback; returns when it has ended."""
         with connection:
             subprocess.run(
-                [*self._ssh("ControlMaster=no"), "-W", f"127.0.0.1:{far_port}", self.destination],
+                [
+                    *self._ssh(
+                        "ControlMaster=no", "ProxyCommand=false"
+                    ),  # never a login of its own
+                    *("-W", f"127.0.0.1:{far_port}", self.destination),
+                ],
                 stdin=connection.fileno(),
                 stdout=connection.fileno(),
                 stderr=self._stderr,
@@ -116,11 +123,12 @@ class Tunnel:
         self._stderr.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _ssh(self, control: str) -> list[str]:
-        """Return the ssh program with the options of every connection, but those of `control` and
-        of the socket over which connections are led."""
+    def _ssh(self, *more: str) -> list[str]:
+        """Return the ssh program with the options of every connection, but for the socket over
+        which connections are led, and with `more` options."""
         options = [option for option in OPTIONS if not option.startswith(_OF_CONTROL)]
-        options += [control, f"ControlPath={self._socket}", "ControlPersist=no"]
+        options += [*more, f"ControlPath={self._socket}", "ControlPersist=no"]
+        options.append("LogLevel=INFO")  # what it refuses is read from its messages
         return ["ssh", *(part for option in options for part in ("-o", option))]
 
     def _wait_until_open(self) -> None:
@@ -152,6 +160,7 @@ class Entrance:
 
     def __init__(self) -> None:
         """Listen on a free port until `close`."""
+        self._is_closed = False
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port = int(self._listener.getsockname()[1])
         self.tunnel: Tunnel | None = None
@@ -160,21 +169,31 @@ class Entrance:
 
     def close(self) -> None:
         """Listen no more."""
-        self.tunnel = None
+        self.tunnel, self._is_closed = None, True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # ends `accept` in its thread
         self._listener.close()
 
     def _accept(self) -> None:
         """Take connections until the port is closed, each with a thread of its own."""
-        while True:
+        while not self._is_closed:
+            connection = None
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
-            tunnel = self.tunnel
-            if tunnel is None:
-                connection.close()
-                continue
-            arguments = (connection, self.far_port)
-            threading.Thread(target=tunnel.lead, args=arguments, daemon=True).start()
+                tunnel = self.tunnel
+                if tunnel is None:
+                    connection.close()
+                    continue
+                arguments = (connection, self.far_port)
+                threading.Thread(target=tunnel.lead, args=arguments, daemon=True).start()
+            except (OSError, RuntimeError):  # too many files or threads: it passes
+                if connection is not None:
+                    connection.close()
+                if not self._is_closed:
+                    time.sleep(_PAUSE_S)
+
+
+def _short_folder() -> str | None:
+    """Return a folder for temporary files whose path is short enough for a socket in it; None for
+    the usual one."""
+    return "/tmp" if len(tempfile.gettempdir()) > _LONGEST_FOLDER else None

@@ -1,6 +1,7 @@
 """Ends a run that cannot learn, or has no more to learn: no differing rewards for long, or too many
 scores that failed."""
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -13,7 +14,9 @@ from engine.worker.rollouts.batch_source import RolloutBatch
 
 NO_SIGNAL_STEPS = 10  # the run ends after so many steps in a row without a gradient
 ERRORS_JUDGED_FROM = 32  # failed scores end a run only after so many completions
-_LOST_SHARE = 0.1  # rewards that fell by more than this share of what they were are a collapse
+# Rewards that fell by more than this share of what they were, and by more than so many standard
+# errors, are a collapse.
+_LOST_SHARE, _LOST_ERRORS = 0.1, 2.0
 
 
 class Guard:
@@ -26,7 +29,10 @@ class Guard:
         self.run_id = run_id
         self.state = state
         state.setdefault("silent_steps", 0)  # how many latest steps in a row had no advantage
-        state.setdefault("had_signal", False)  # whether an earlier step had one
+        # Whether an earlier step had one. A run of a version before this number was kept had one
+        # if it did more steps than the latest silent ones.
+        earlier_steps = state.get("played", 0) > 0 and "had_signal" not in state
+        state.setdefault("had_signal", earlier_steps and state["silent_steps"] < NO_SIGNAL_STEPS)
         # Mean rewards of the first steps of the run, and of the latest silent ones.
         state.setdefault("first_means", [])
         state.setdefault("silent_means", [])
@@ -47,7 +53,10 @@ class Guard:
         """
         members = batch.members
         self._check_scores(step, members)
-        mean = statistics.fmean(trajectory.reward for trajectory in members)
+        scored = [trajectory.reward for trajectory in members if trajectory.error is None]
+        if not scored:  # `max_reward_errors` ends such a run
+            return
+        mean = statistics.fmean(scored)
         if len(self.state["first_means"]) < NO_SIGNAL_STEPS:
             self.state["first_means"] = [*self.state["first_means"], mean]
         if all(trajectory.advantage == 0.0 for trajectory in members):
@@ -73,9 +82,14 @@ class Guard:
     def _has_collapsed(self) -> bool:
         """Tell whether the rewards of the latest silent steps are clearly lower than those of the
         first steps."""
-        first = statistics.fmean(self.state["first_means"])
-        silent = statistics.fmean(self.state["silent_means"])
-        return silent < first - _LOST_SHARE * abs(first)
+        first_means, silent_means = self.state["first_means"], self.state["silent_means"]
+        first, silent = statistics.fmean(first_means), statistics.fmean(silent_means)
+        variances = [
+            statistics.variance(means) / len(means) if len(means) > 1 else 0.0
+            for means in (first_means, silent_means)
+        ]
+        noise = _LOST_ERRORS * math.sqrt(sum(variances))
+        return first - silent > max(_LOST_SHARE * abs(first), noise)
 
     def _check_scores(self, step: int, members: Sequence[Trajectory]) -> None:
         """Count the completions of a step (`members`) and those that could not be scored.
