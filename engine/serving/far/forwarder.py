@@ -71,7 +71,7 @@ class Forwarder:
         far_id: the deployment's id on the host; "" until there is one.
         link: the connection to the host; None while there is none. `lock` is held while it is used.
         is_up: whether the last connection came as far as an answer of the server there.
-        sent_at: when the base was last sent, on the monotonic clock; -inf before.
+        sent_at: when models were last being sent, on the monotonic clock; -inf before.
         is_announced: whether the models have answered here.
         stop: set when the deployment is to end.
     """
@@ -143,7 +143,7 @@ class Forwarder:
             except HostLost as error:
                 if self.is_up:
                     failed_s, wait_s = 0.0, _FIRST_WAIT_S
-                elif self.sent_at < began:  # nothing was sent: all of it was in vain
+                elif self.sent_at < began:  # nothing was sent, which would be gone on with
                     failed_s += time.monotonic() - began
                 if failed_s > _PATIENCE_S:
                     minutes = _PATIENCE_S / 60
@@ -161,7 +161,10 @@ class Forwarder:
             if self.far_id:  # it is there from an earlier connection, or has ended
                 self._look()
             else:
-                self._begin()
+                try:
+                    self._begin()
+                finally:
+                    self.sent_at = time.monotonic()
             with Tunnel(self.host.ssh) as tunnel:
                 self.entrance.tunnel = tunnel
                 try:
@@ -205,8 +208,7 @@ class Forwarder:
         """
         assert self.link is not None
         base = bundles.model_folder(self.home, Path(self.config["base_path"]))
-        if bundles.send_folder(self.link, base, base.name):
-            self.sent_at = time.monotonic()
+        bundles.send_folder(self.link, base, base.name)
         adapter_name = ""
         if adapter:
             files = bundles.model_folder(self.home, Path(adapter))

@@ -12,11 +12,13 @@ from loopback_sshd import free_port
 from engine.core.errors import UserError
 from engine.core.files import read_json
 from engine.executors import hosts
+from engine.executors.ssh import HostLost
 from engine.home.store import Store
 from engine.machine.processes import deployments
 from engine.serving import service
 from engine.serving.chat import chat
 from engine.serving.chat_request import OF_PEOPLE, ChatRequest
+from engine.serving.far import forwarder
 
 # Each starts a forwarder, ssh twice and a server at the other side.
 pytestmark = pytest.mark.timeout(60)
@@ -257,3 +259,48 @@ def test_the_key_here_is_that_of_the_server_there_and_only_its_owner_can_read_it
         connection.request("POST", "/admin/adapters", body, key)
         assert connection.getresponse().status == 400
     assert deployments.is_alive(folder)
+
+
+class Clock:
+    """Time that passes only when something waits; also an event that is never set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> bool:
+        self.now += seconds
+        return False
+
+    def is_set(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("sending", [False, True])
+def test_a_host_that_is_not_reached_is_given_up_and_a_long_upload_is_not(
+    home, monkeypatch, sending
+):
+    hosts.add_host(home, "box", {"ssh": "box"})
+    clock = Clock()
+    monkeypatch.setattr(forwarder, "time", clock)
+    folder = home.deployment("pebble-1")
+    subject = forwarder.Forwarder(folder, home, hosts.host_of(home, "box"), {}, {"pebble": ""})
+    subject.stop = clock
+    tries: list[float] = []
+
+    def serve_once() -> None:
+        tries.append(clock.now)
+        if len(tries) == 5:
+            raise forwarder._Over("done")
+        clock.now += 400
+        if sending:
+            subject.sent_at = clock.now
+        raise HostLost("the line broke")
+
+    monkeypatch.setattr(subject, "_serve_once", serve_once)
+    with pytest.raises(forwarder._Over if sending else HostLost):
+        subject._attend()
+    assert len(tries) == (5 if sending else 2)
+    subject.entrance.close()
