@@ -13,7 +13,7 @@ _SFT_UPDATES, _SFT_UPDATES_OF_LARGE = 300, 60  # for _SMALL_MODEL parameters; th
 _SMALL_MODEL = 2_000_000
 _SFT_EPOCHS, _MOST_SFT_EPOCHS = 3, 20
 # GRPO makes as many steps for a small model as bring its tasks near their end, fewer for a larger
-# one as in SFT; measured in benchmarks/RESULTS.md. Distillation rates every token and needs few.
+# one; measured in benchmarks/RESULTS.md. Distillation rates every token and needs few.
 _GRPO_STEPS, _FEWEST_STEPS = 300, 60  # for _SMALL_MODEL parameters; the fewest of any model
 _STEPS_AT_FULL_RATE = 100  # a longer GRPO run gets a smaller rate
 _STEPS_BETWEEN_EXAMS = 40  # of GRPO and distillation; more where there would be too many exams
@@ -51,10 +51,10 @@ def learning_rate(algorithm: str, hidden: int, steps: int = 0) -> float:
 
 def rollout_steps(algorithm: str, params: int) -> int:
     """Return how many steps GRPO or distillation makes for a model of `params` parameters. For
-    GRPO: 300 at 2 million parameters, 105 at 135 million, never below 60."""
+    GRPO: 300 at 2 million parameters, 60 from 50 million on, where more was not measured."""
     if algorithm == "distill":
         return _FEWEST_STEPS
-    return _fewer_for_larger(_GRPO_STEPS, params, least=_FEWEST_STEPS)
+    return _fewer_for_larger(_GRPO_STEPS, params, least=_FEWEST_STEPS, exponent=0.5)
 
 
 def exams_of_rollouts(steps: int) -> int:
@@ -72,10 +72,11 @@ def sft_updates(params: int) -> int:
     return _fewer_for_larger(_SFT_UPDATES, params, least=_SFT_UPDATES_OF_LARGE)
 
 
-def _fewer_for_larger(count: int, params: int, least: int) -> int:
+def _fewer_for_larger(count: int, params: int, least: int, exponent: float = 0.25) -> int:
     """Return how many updates a model of `params` parameters gets where one of `_SMALL_MODEL` gets
-    `count`: the number falls with the fourth root of the parameters, but not below `least`."""
-    return max(least, round(count * (_SMALL_MODEL / max(params, _SMALL_MODEL)) ** 0.25))
+    `count`: the number falls with a power of the parameters, by default the fourth root, but not
+    below `least`."""
+    return max(least, round(count * (_SMALL_MODEL / max(params, _SMALL_MODEL)) ** exponent))
 
 
 def sft_batch_size(rows: int | None, updates: int) -> int:
