@@ -192,7 +192,7 @@ def _find_serving(home: Home, target: Target) -> DeploymentRow | None:
         folder = home.deployment(row.deployment_id)
         if row.base_path != str(target.ref.base_path):
             continue
-        if target.compute not in ("", compute_of(folder)):
+        if target.compute and target.compute != compute_of(folder):
             continue
         if not _is_own(home, row) and target.name not in deployments.served(home, row):
             continue
@@ -226,9 +226,9 @@ def _until_ready(home: Home, row: DeploymentRow, deadline: float) -> DeploymentR
     while True:
         if folder.ready.exists() and _healthy(folder):
             return _ready_row(home, row)
-        compute = compute_of(folder)
-        if row.state == "ready" and compute != LOCAL and time.monotonic() > blip_ends:
-            raise _try_again(f"{compute} is not reached just now")
+        answered_before = row.state == "ready"
+        if answered_before and time.monotonic() > blip_ends and compute_of(folder) != LOCAL:
+            raise _try_again(f"{compute_of(folder)} is not reached just now")
         if not deployments.is_alive(folder):
             deployments.living(home)  # this call records in the row that the process has ended
             if row.state == "ready":

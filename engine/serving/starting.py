@@ -40,12 +40,6 @@ class Target:
     compute: str = ""
 
 
-def place_of(home: Home, target: Target) -> str:
-    """Return where a new deployment of the target is started: LOCAL or a host such as
-    "ssh:box"."""
-    return target.compute or home.user_config().serve_on
-
-
 def host_for(home: Home, compute: str) -> Host:
     """Return the host that `compute` names, which can serve models.
 
@@ -79,10 +73,10 @@ def start(home: Home, target: Target, asker: Asker) -> DeploymentRow:
     is in use.
     """
     deployments.check_quota(home, asker)
-    compute = place_of(home, target)
+    compute = target.compute or home.user_config().serve_on
     if compute != LOCAL:
         return _start_far(home, target, asker, host_for(home, compute))
-    launcher.worker_python(home)  # raises NO_TORCH if no interpreter has torch
+    python = launcher.worker_python(home)  # raises NO_TORCH if no interpreter has torch
     chosen = placement.choose(home, target.ref, target.name)
     row = _add_row(home, target, chosen.memory_bytes)
     device = {
@@ -103,7 +97,7 @@ def start(home: Home, target: Target, asker: Asker) -> DeploymentRow:
         "HF_HUB_OFFLINE": "1",  # the server may fetch nothing
         "TRANSFORMERS_OFFLINE": "1",
     }
-    _spawn(home, folder, launcher.worker_python(home), "server", variables)
+    _spawn(home, folder, python, "server", variables)
     return row
 
 

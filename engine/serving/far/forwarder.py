@@ -165,7 +165,7 @@ class Forwarder:
                     self._begin()
                 finally:
                     self.sent_at = time.monotonic()
-            with Tunnel(self.host.ssh) as tunnel:
+            with contextlib.closing(Tunnel(self.host.ssh)) as tunnel:
                 self.entrance.tunnel = tunnel
                 try:
                     self._require_answer(tunnel)

@@ -13,7 +13,6 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 
 from engine.executors.ssh import OPTIONS, HostLost, HostRefused, check_destination, environment
 from engine.home.sanitize import one_line
@@ -62,19 +61,6 @@ class Tunnel:
             self.close()
             raise
 
-    def __enter__(self) -> "Tunnel":
-        """Return the tunnel itself, which is open already."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the tunnel, whatever happened in the block."""
-        self.close()
-
     @property
     def is_open(self) -> bool:
         """Whether ssh still runs; it ends within a minute of the network's death."""
@@ -82,14 +68,11 @@ class Tunnel:
 
     def lead(self, connection: socket.socket, far_port: int) -> None:
         """Lead a connection to a port of the host's loopback; returns when it has ended."""
+        # Never a login of its own: if the connection is gone, this ends at once.
+        command = self._ssh("ControlMaster=no", "ProxyCommand=false")
         with connection:
             subprocess.run(
-                [
-                    *self._ssh(
-                        "ControlMaster=no", "ProxyCommand=false"
-                    ),  # never a login of its own
-                    *("-W", f"127.0.0.1:{far_port}", self.destination),
-                ],
+                [*command, "-W", f"127.0.0.1:{far_port}", self.destination],
                 stdin=connection.fileno(),
                 stdout=connection.fileno(),
                 stderr=self._stderr,

@@ -393,19 +393,20 @@ def load_environment():
 """
 
 
+FEW_ANSWERS = GRPO | {
+    "prompts_per_step": 2,
+    "group_size": 2,
+    "max_tokens": 3,
+    "eval_rows": 2,
+    "accept_reward_risk": True,
+}
+
+
 def test_a_reward_that_never_differs_ends_the_run_with_no_signal(
     home: Home, tmp_path: Path
 ) -> None:
     env = push(home, tmp_path / "flat", FLAT, "flat")
-    settings = GRPO | {
-        "steps": 30,
-        "prompts_per_step": 2,
-        "group_size": 2,
-        "max_tokens": 3,
-        "eval_rows": 2,
-        "eval_every": 30,
-        "accept_reward_risk": True,
-    }
+    settings = FEW_ANSWERS | {"steps": 30, "eval_every": 30}
     run = make_run(home, env, "grpo", settings)
     with pytest.raises(WorkerFailure) as caught:
         go(run)
@@ -422,15 +423,7 @@ def test_rewards_that_differ_no_more_end_the_run_in_good_order_with_an_exam(
         "        return Score(float(self.scored >= 24 or self.scored % 2), success=False)",
     )
     env = push(home, tmp_path / "learnt", learnt, "learnt")
-    settings = GRPO | {
-        "steps": 60,
-        "prompts_per_step": 2,
-        "group_size": 2,
-        "max_tokens": 3,
-        "eval_rows": 2,
-        "eval_every": 60,
-        "accept_reward_risk": True,
-    }
+    settings = FEW_ANSWERS | {"steps": 60, "eval_every": 60}
     run = make_run(home, env, "grpo", settings)
     go(run)
     lines = metrics(run)

@@ -52,7 +52,6 @@ def serving_box(
     """A host that was set up. Neither here nor there is torch needed."""
     stand_in(monkeypatch, trainer=STAND_INS / "fake_trainer.py")
     monkeypatch.setattr(host_setup, "PROOF", "pass")
-    monkeypatch.setattr(deployments, "STOP_S", 5.0)
     python = python_there(
         tmp_path / "python-there",
         trainer=STAND_INS / "fake_trainer.py",
