@@ -20,7 +20,7 @@ from pathlib import Path
 
 from engine.core.errors import UserError
 from engine.core.files import take_lock, write_json
-from engine.home.rows import RunRow
+from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
 from engine.machine.pace.progress import write_status
@@ -100,6 +100,9 @@ def supervise(path: Path) -> int:
     launcher.start_queued(run.home)
     if row.is_elsewhere:
         _clean_other_machine(run)
+    if result.moves_to:  # it is queued for another place, and can start once its lock is free
+        os.close(lock)
+        launcher.start_queued(run.home)
     return 0
 
 
@@ -410,6 +413,8 @@ def _write_aftermath(watch: Watch, result: outcome.Outcome) -> None:
     row = watch.store.get_run(watch.run.id)
     _note_end(watch.run, row, result)
     write_status(watch.run, row)
+    if row.state not in TERMINAL:  # it goes on at another place
+        return
     # The record "launch" exists if another machine started the run here: it writes the report.
     if not watch.run.far("launch").exists():
         _write_report(watch.run)

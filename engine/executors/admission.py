@@ -1,4 +1,7 @@
-"""Whether a run can go to another machine: asked before it is queued, without a connection."""
+"""Whether a run can go to another machine, and where it goes if that fails: asked of what is known
+here, without a connection."""
+
+from collections.abc import Collection
 
 from engine.core import hardware
 from engine.core.errors import UserError
@@ -61,7 +64,8 @@ def check_placement(home: Home, settings: TrainSettings, record: EnvRecord) -> s
             hint=f"Leave quantization out, or run `honesmith hosts setup {host.name} --again`.",
             field="settings.quantization",
         )
-    return f"it runs on {host.name} with {facts.python}"
+    failover = f"; if that fails, {host.failover}" if host.failover else ""
+    return f"it runs on {host.name} with {facts.python}{failover}"
 
 
 def check_rented(home: Home, settings: TrainSettings, hours: float) -> None:
@@ -98,6 +102,15 @@ def check_rented(home: Home, settings: TrainSettings, hours: float) -> None:
             hint=f"Lower steps, or raise max_hours in {where}.",
             field="settings.compute",
         )
+
+
+def place_after(home: Home, compute: str, passed: Collection[str]) -> str:
+    """Return where a run goes if the place `compute` fails: the `failover` of that host in
+    config.toml. Returns "" if it has none, or if that is one of the places `passed` already."""
+    if compute == LOCAL:
+        return ""
+    failover = hosts.host_of(home, compute).failover
+    return "" if failover in (*passed, compute) else failover
 
 
 def refuse_trial(settings: GivenSettings, argument: str) -> None:

@@ -297,6 +297,7 @@ def _config_columns(run: RunDir, config: "RunConfig") -> Columns:
         "plan": config.plan.plan_id if config.plan else "",
         "gpus": _device_count(config),
         "compute": _compute_of(run, config),
+        "earlier_hours": str(read_object(run.far("place")).get("earlier_hours") or ""),
     }
 
 
@@ -306,7 +307,8 @@ def _compute_of(run: RunDir, config: "RunConfig") -> str:
         return LOCAL
     if run.far("launch").exists():  # another machine put the run here, so it runs here
         return LOCAL
-    return config.settings.compute
+    moved_to = read_object(run.far("place")).get("compute")  # it has left the place it was put at
+    return str(moved_to or config.settings.compute)
 
 
 def _device_count(config: "RunConfig") -> int:
@@ -380,6 +382,8 @@ def _end_columns(run: RunDir, status: _StatusFile, attempt: int) -> Columns:
     """
     exit_record = read_object(run.exit_record)
     if exit_record.get("state") in TERMINAL and exit_record.get("attempt") == attempt:
+        if exit_record.get("moves_to"):  # it had not ended: its place had failed
+            return {"state": "interrupted"}
         return _exit_columns(run, exit_record)
     if status.state == "stopping" and status.attempt == attempt:
         # The reason to stop is kept, so that a run which was being cancelled is not continued.

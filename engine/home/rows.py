@@ -1,5 +1,6 @@
 """The rows of the database and the states a run may be in."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -100,6 +101,8 @@ class RunRow:
         device: ids, separated by commas, of the devices that the run got last.
         compute: where the run runs: "local", or "ssh:" and the name of a host, which is then its
             device.
+        earlier_hours: JSON: place -> the part of `spent_hours` that was taken there, of the places
+            that the run has left because they failed; "" if it has left none.
         owner: the id of the key whose run it is; "" for the local user.
         project: the project of that key when the run was submitted; "" for none.
         priority: one of `PRIORITIES`.
@@ -139,6 +142,13 @@ class RunRow:
     owner: str = ""
     project: str = ""
     priority: str = "normal"
+    earlier_hours: str = ""
+
+    def hours_by_place(self) -> dict[str, float]:
+        """Return place -> device hours that the run has taken there, as `compute` names places; the
+        places that it has left come first, the present one last."""
+        earlier: dict[str, float] = json.loads(self.earlier_hours) if self.earlier_hours else {}
+        return {**earlier, self.compute: self.spent_hours - sum(earlier.values())}
 
     @property
     def is_elsewhere(self) -> bool:

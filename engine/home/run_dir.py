@@ -394,9 +394,11 @@ class RunDir:
         """The steps whose checkpoints the user keeps, whatever `keep_checkpoints` says."""
         return self.path / "pins.json"
 
-    def far(self, record: Literal["placement", "coming", "launch", "lease", "spent"]) -> Path:
+    def far(
+        self, name: Literal["placement", "place", "coming", "launch", "lease", "spent"]
+    ) -> Path:
         """Return the file of a record about the machine that the run is on, or that started it."""
-        return self.path / f"{record}.json"
+        return self.path / f"{name}.json"
 
     @property
     def endpoint_calls(self) -> Path:

@@ -10,7 +10,7 @@ Imported by the supervisor, which must start at once: standard library only.
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from engine.core.files import JsonObject
 from engine.core.format import host_of
 from engine.home.config_tables.checks import NAME, VARIABLE, invalid, is_count, is_number
 from engine.home.config_tables.hosts import Host, read_hosts
-from engine.home.rows import LOCAL
+from engine.home.rows import LOCAL, RunRow
 
 PREFIX = "openai:"  # a reference to a model behind a URL is this prefix and the endpoint's name
 DOTENV = ".env"  # a file of lines NAME=value, in the home or in the folder of the server process
@@ -113,6 +113,15 @@ class UserConfig:
         """
         host = self.hosts.get(compute.partition(":")[2])
         return host.gpu_hour_price if host is not None else self.gpu_hour_price
+
+    def money_of(self, rows: Iterable[RunRow]) -> float:
+        """Return the price of the hours that these runs have taken, each at the place where it was
+        taken."""
+        return sum(
+            hours * self.price_of(compute)
+            for row in rows
+            for compute, hours in row.hours_by_place().items()
+        )
 
 
 def read_config(path: Path) -> UserConfig:

@@ -301,8 +301,7 @@ def _budget_fields(home: Home, store: Store) -> Reply:
         }
     if config.gpu_hour_price or any(host.gpu_hour_price for host in config.hosts.values()):
         rows = store.list_runs(_ALL_RUNS) if own_rows is None else own_rows
-        money = sum(row.spent_hours * config.price_of(row.compute) for row in rows)
-        budget["spent_money"] = round(money, 2)
+        budget["spent_money"] = round(config.money_of(rows), 2)
     return budget
 
 

@@ -56,7 +56,7 @@ def _entry(config: UserConfig, rows: Sequence[RunRow], max_gpu_hours: float) -> 
         "spent_gpu_hours": round(sum(row.spent_hours for row in rows), 3),
         "open_runs": sum(row.state in OPEN for row in rows),
     }
-    money = sum(row.spent_hours * config.price_of(row.compute) for row in rows)
+    money = config.money_of(rows)
     if money:
         entry["spent_money"] = round(money, 2)
     if max_gpu_hours:

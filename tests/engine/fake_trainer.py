@@ -4,6 +4,7 @@ What it shall do is in `fake_trainer` of the run's config, else in its settings:
 `save_every`, `behave` (see below) and `hold_at`, a step before which it waits (file `holds`) until
 the file `go` is in the run folder. With `beats` it gives signs of life: "always", or "until_hold",
 after which it hangs in `hang_here` whatever it is told.
+With `bad_place` its machine fails at step 3 if the run's folder lies below a folder of that name.
 A file `hold` in the home holds every trainer before its first step; `evidence.json` there holds by
 run id what their verdicts rest on.
 """
@@ -65,6 +66,10 @@ def _train(run: RunDir, settings: dict, stop: threading.Event, write_result: boo
         if first == 1:
             metrics.append({"step": 0, "time": time.time(), "heldout_success": 0.25})
         for step in range(first, total + 1):
+            if step == 3 and settings.get("bad_place") in run.path.parts:
+                failure = {"kind": "infra", "message": "the device fell off the bus", "hint": ""}
+                write_json(run.failure, failure)
+                return 3
             if step == hold_at:
                 (run.path / "holds").touch()
             beat(run, settings, step, total)

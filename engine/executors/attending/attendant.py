@@ -4,6 +4,7 @@
 run's supervisor starts it, tells it to end by SIGTERM, and takes the run's end from its exit
 status. It may be killed at any moment: what runs over there goes on, and the next attendant goes on
 with it. A connection that is lost is made again, for as long as the run's lease lasts over there.
+If the host fails, the run goes on at the host's `failover`, if config.toml names one.
 With `--tidy` it removes what is left of ended runs instead.
 """
 
@@ -25,11 +26,12 @@ from engine.core.format import words
 from engine.core.hints import Hint
 from engine.executors import hosts
 from engine.executors.attending import hours
+from engine.executors.attending.failover import FAULTS_OF_PLACE, next_place
 from engine.executors.attending.places import FarExecutor, connected
 from engine.executors.mirror import HostileFiles, Mirror, console_marks
 from engine.executors.sky.executor import SkyExecutor
 from engine.executors.ssh import FarError, HostLost, HostRefused
-from engine.home.rows import TERMINAL
+from engine.home.rows import LOCAL, TERMINAL, RunRow
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
 from engine.home.user_config import Host
@@ -42,6 +44,8 @@ from engine.records.run_config import TrainConfig
 _FIRST_PROBE_S, _PROBE_S = 0.3, 3.0  # seconds between two probes, at first and later
 _FIRST_WAIT_S, _WAIT_S = 1.0, 30.0  # before a lost connection is tried again, at first and later
 _PATIENCE_S = 3600.0  # beyond the lease: by then the run has ended on the host, one way or another
+# The same where the run has another place to go to: first while nothing of it is on the host.
+_UNPLACED_S, _MOVING_PATIENCE_S = 600.0, 300.0
 _EVENT_CHARS = 1000  # the longest message of an event
 _SHOWN_FILES, _FILE_CHARS = 3, 80  # how many refused files an event names, how much of each name
 # Of this machine: errors that pass, or that somebody mends, while a run over there goes on.
@@ -101,14 +105,17 @@ class Attendant:
             except HostLost as error:
                 self._note_lost(str(error))
             except HostileFiles as error:
-                return self._fail("infra", error.message, Hint(str(error.hint)))
+                return self._fail("infra", error.message, Hint(str(error.hint)), may_move=False)
             except UserError as error:
                 if not self._is_passing(error):
-                    return self._fail("infra", error.message, Hint(str(error.hint)))
+                    is_of_host = error.code in ("HOST_UNUSABLE", "BUDGET")
+                    hint = Hint(str(error.hint))
+                    return self._fail("infra", error.message, hint, may_move=is_of_host)
                 self._note_hindered(error.message)
             except OSError as error:  # of this machine: the connection's own become HostLost
                 if error.errno not in _PASSING:
-                    return self._fail("infra", str(error), outcome.resume_hint(self.run))
+                    hint = outcome.resume_hint(self.run)
+                    return self._fail("infra", str(error), hint, may_move=False)
                 self._note_hindered(str(error))
             except FarError as error:
                 if not self._may_be_on_host():
@@ -155,7 +162,9 @@ class Attendant:
         # An attempt that only continues one that crashed (continuations > 0, see local_executor.py)
         # is no resume: it takes over the end of the same launch.
         is_resumed = row.continuations == 0 and handle.ended_in < row.attempt
-        if handle.phase == "ended" and is_resumed:  # a user's resume: the losses count from 0 again
+        is_of_other_place = handle.executor != executor.name  # the run was moved here from there
+        # A user's resume, or another place: the losses count from 0 again.
+        if is_of_other_place or (handle.phase == "ended" and is_resumed):
             return self._launch(executor, replace(handle, losses=0, lost_at_step=0))
         probe = executor.probe(self.run, handle)
         if probe.life == "unknown":
@@ -168,6 +177,8 @@ class Attendant:
             handle = self._note_end(handle)
             if probe.spent_s != 0:  # else it never held a device: the host let it wait too long
                 handle = self._count_loss(handle, reason)
+            elif self._next_place():
+                raise UserError("HOST_UNUSABLE", reason)
             self._event("host_forgot", reason)
             return self._launch(executor, handle)
         if probe.end is not None and probe.end.state == "cancelled" and not self.stop.is_set():
@@ -327,15 +338,34 @@ class Attendant:
             attempt = store.get_run(self.run.id).attempt
         return handle.changed(self.run, phase="ended", ended_in=attempt)
 
-    def _fail(self, kind: str, message: str, hint: Hint) -> int:
-        """Write to failure.json why the run failed. Returns the exit status for a failure.
+    def _fail(self, kind: str, message: str, hint: Hint, *, may_move: bool = True) -> int:
+        """Write to failure.json why the run failed and, where the host is to blame, at which place
+        it goes on. Returns the exit status for a failure.
 
-        `kind` is a kind of failure such as "infra", `hint` what a user can do next.
+        Args:
+            kind: a kind of failure such as "infra".
+            hint: what a user can do next.
+            may_move: whether the host is to blame, if the kind allows that.
         """
+        may_move = may_move and kind in FAULTS_OF_PLACE and not self.stop.is_set()
+        place = self._next_place(is_noted=True) if may_move else ""
+        handle = Handle.read(self.run)
+        if place and handle is not None and handle.phase != "ended":  # what is there is stale now
+            self._note_end(handle)
         last_checkpoint = outcome.checkpoint_name(self.run) or None
-        failure = outcome.Failure(kind, message, "", hint, last_checkpoint)
+        failure = outcome.Failure(kind, message, "", hint, last_checkpoint, moves_to=place)
         write_json(self.run.failure, failure.to_json())
         return outcome.EXIT_FAILED
+
+    def _next_place(self, *, is_noted: bool = False) -> str:
+        """Return where the run goes on if it cannot go on here; "" for nowhere. With `is_noted`, an
+        event says which places cannot take it, and why."""
+        with Store(self.run.home) as store:
+            row = store.get_run(self.run.id)
+        place, reasons = next_place(self.run.home, self.config, row)
+        if is_noted and reasons:
+            self._event("passed_over", "; ".join(reasons)[:_EVENT_CHARS])
+        return place
 
     def _pause(self, seconds: float) -> None:
         """Wait for so many seconds. If the run is told to stop meanwhile, the wait ends at once, so
@@ -349,7 +379,9 @@ class Attendant:
         """Tell whether something of the run may be on the host: it was started and its end was not
         brought here yet."""
         handle = Handle.read(self.run)
-        return handle is not None and handle.phase == "started"
+        if handle is None or handle.executor != self.host.compute:
+            return False
+        return handle.phase == "started"
 
     def _is_passing(self, error: UserError) -> bool:
         """Tell whether to try again after an error of this home: if it may pass by itself, or if a
@@ -395,8 +427,12 @@ class Attendant:
 
     @property
     def _patience_s(self) -> float:
-        """Seconds after which a host that is not reached is given up: its lease, and an hour."""
-        return 3600 * self.host.lease_hours + _PATIENCE_S
+        """Seconds after which a host that is not reached is given up: its lease, and an hour. It is
+        less where the run has another place to go to."""
+        lease_s = 3600 * self.host.lease_hours
+        if not self.host.failover or not self._next_place():
+            return lease_s + _PATIENCE_S
+        return lease_s + _MOVING_PATIENCE_S if self._may_be_on_host() else _UNPLACED_S
 
     def _event(self, name: str, message: str, **values: object) -> None:
         """Append an event to the run's events.jsonl. If the disk does not take it, it is left
@@ -426,14 +462,16 @@ def tidy(run: RunDir, host: Host) -> None:
 
 
 def sweep(executor: FarExecutor) -> list[str]:
-    """Remove from a host what is left of runs that have ended on this machine; those that still run
-    there are told to end. Returns the ids of the runs that were removed."""
+    """Remove from a host what is left of runs that have ended on this machine, or have moved to
+    another place; those that still run there are told to end. Returns the ids of the runs that were
+    removed."""
     home, removed = executor.home, []
     for owned in executor.list_owned():
         run = home.run(owned.run_id)
         with Store(home) as store:  # read now: it may have been resumed since it was listed
             row = store.find_run(owned.run_id)
-        if row is None or row.state not in TERMINAL:
+        is_left = row is not None and row.compute != executor.name
+        if not is_left and (row is None or row.state not in TERMINAL):
             continue
         launch_there = Handle(executor.name, owned.launch, "started")
         handle = Handle.read(run)
@@ -455,17 +493,16 @@ def main(folder: Path, *, only_tidy: bool) -> int:
     run = RunDir(folder)
     config = run.read_config()
     assert isinstance(config, TrainConfig)  # nothing else runs on another machine
-    try:
-        host = hosts.host_of(run.home, config.settings.compute)
-    except UserError as error:
-        if not only_tidy:  # otherwise the run has ended already, and its end stays
-            failure = outcome.Failure("infra", error.message, "", error.advice)
-            write_json(run.failure, failure.to_json())
-        return outcome.EXIT_FAILED
+    with Store(run.home) as store:
+        row = store.get_run(run.id)
     if only_tidy:
-        with contextlib.suppress(HostLost, HostRefused, FarError, UserError, OSError):
-            tidy(run, host)
-        return outcome.EXIT_DONE
+        return _tidy_all(run, row)
+    try:
+        host = hosts.host_of(run.home, row.compute)
+    except UserError as error:
+        failure = outcome.Failure("infra", error.message, "", error.advice)
+        write_json(run.failure, failure.to_json())
+        return outcome.EXIT_FAILED
     attendant = Attendant(run, config, host)
 
     def on_term(_signal: int, _frame: FrameType | None) -> None:
@@ -475,6 +512,16 @@ def main(folder: Path, *, only_tidy: bool) -> int:
     signal.signal(signal.SIGTERM, on_term)
     end_with_supervisor()
     return attendant.attend()
+
+
+def _tidy_all(run: RunDir, row: RunRow) -> int:
+    """Remove what ended runs have left on every host that a run was on. Hosts that are not reached,
+    or that config.toml no longer names, are left out. Returns the exit status."""
+    for place in row.hours_by_place():
+        if place != LOCAL:
+            with contextlib.suppress(HostLost, HostRefused, FarError, UserError, OSError):
+                tidy(run, hosts.host_of(run.home, place))
+    return outcome.EXIT_DONE
 
 
 if __name__ == "__main__":

@@ -143,6 +143,7 @@ class Host:
         runs: how many runs it takes at once.
         lease_hours: how long a run goes on over there without a word from here.
         gpu_hour_price: of one of its devices; 0 if it has none.
+        failover: where its runs go on if it fails, as `compute` names that place; "" for nowhere.
         slurm, ray, sky: of a cluster, what its jobs ask for.
     """
 
@@ -154,6 +155,7 @@ class Host:
     runs: int = 1
     lease_hours: float = 24.0
     gpu_hour_price: float = 0.0
+    failover: str = ""
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
     ray: RayOptions = field(default_factory=RayOptions)
     sky: SkyOptions = field(default_factory=SkyOptions)
@@ -215,6 +217,15 @@ def _matches(*patterns: re.Pattern[str]) -> Callable[[Any], bool]:
     return is_match
 
 
+def _is_place(value: object) -> bool:
+    """Return whether a value is "local", or the kind and the name of a host: "slurm:lab"."""
+    if not isinstance(value, str):
+        return False
+    kind, _, name = value.partition(":")
+    is_host = kind in (SSH, SLURM, RAY, SKY) and NAME.fullmatch(name) is not None
+    return value == "local" or is_host  # `engine.home.rows.LOCAL`
+
+
 _IS_WORD = (_matches(_WORD), "as sbatch takes it, without spaces")
 # Of each key of [hosts.NAME]: whether it may have a value, and which it may have in words.
 _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -232,6 +243,10 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "runs": (lambda value: is_count(value) and value <= 64, "a number from 1 to 64"),
     "lease_hours": (lambda value: is_number(value) and value > 0, "hours above 0"),
     "gpu_hour_price": (is_number, "a number that is 0 or more"),
+    "failover": (
+        _is_place,
+        '"local", or the kind and the name of a host, such as "slurm:lab"',
+    ),
     "partition": _IS_WORD,
     "account": _IS_WORD,
     "qos": _IS_WORD,

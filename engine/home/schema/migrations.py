@@ -181,6 +181,11 @@ def m007_long_queues(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
+def m008_places_left(db: sqlite3.Connection) -> None:
+    """Add the column with the hours that a run has taken at places which it has left."""
+    db.execute("ALTER TABLE runs ADD COLUMN earlier_hours TEXT NOT NULL DEFAULT ''")
+
+
 MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [
     m001_first_tables,
     m002_waiting_runs,
@@ -189,4 +194,5 @@ MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [
     m005_elsewhere,
     m006_owners,
     m007_long_queues,
+    m008_places_left,
 ]

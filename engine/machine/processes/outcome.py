@@ -5,10 +5,11 @@ The supervisor decides and writes `exit.json`. If it dies before the run's row i
 process that opens the home reads that file and finishes the work.
 """
 
+import json
 import os
 import signal as signals
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from engine.core.errors import FAILURE_KINDS
@@ -35,6 +36,7 @@ class _End:
     reason: str
     hint: Hint
     verdict: str = "unknown"
+    moves_to: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Outcome:
         last_checkpoint: name of the last complete checkpoint; "" for none.
         elapsed_s: seconds that the attempt took.
         time: when it ended, in seconds since the epoch.
+        moves_to: where the run goes on, as `compute` names places, because the place of this
+            attempt has failed; "" for nowhere.
     """
 
     attempt: int
@@ -64,6 +68,7 @@ class Outcome:
     last_checkpoint: str
     elapsed_s: float
     time: float
+    moves_to: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ class Failure:
         evidence: numbers or a line of output that show it.
         hint: the next move.
         last_checkpoint: name of the last complete checkpoint; None for none.
+        moves_to: as in `Outcome`.
     """
 
     kind: str
@@ -83,6 +89,7 @@ class Failure:
     evidence: str
     hint: Hint
     last_checkpoint: str | None = None
+    moves_to: str = ""
 
     def to_json(self) -> dict[str, object]:
         """Return the content of `failure.json`."""
@@ -151,6 +158,7 @@ def decide(
         last_checkpoint=checkpoint_name(run),
         elapsed_s=round(elapsed_s, 3),
         time=time.time(),
+        moves_to=end.moves_to,
     )
 
 
@@ -195,11 +203,14 @@ def recorded(run: RunDir, attempt: int) -> Outcome | None:
 
 
 def apply(store: Store, run: RunDir, row: RunRow, outcome: Outcome) -> bool:
-    """Set the run's row to the state of the outcome, with its reason, hint and verdict.
+    """Set the run's row to the state of the outcome, with its reason, hint and verdict; or queue
+    the run for another place, if the outcome names one.
 
     Returns False, and changes nothing, if the row's present state does not allow that, because
     another process was faster.
     """
+    if outcome.moves_to and row.state != "stopping":  # else it was cancelled meanwhile
+        return _move(store, run, row, outcome)
     allowed_from = {
         "done": {"running", "stopping"},
         "failed": {"preparing", "running", "stopping"},
@@ -220,6 +231,41 @@ def apply(store: Store, run: RunDir, row: RunRow, outcome: Outcome) -> bool:
         hint=outcome.hint,
         verdict=outcome.verdict,
     )
+
+
+def _move(store: Store, run: RunDir, row: RunRow, outcome: Outcome) -> bool:
+    """Queue a new attempt of a run whose place has failed, at the place `outcome.moves_to`; note
+    it in the run's `place.json`, from which a lost database is rebuilt.
+
+    The hours that it has taken stay with the places where it took them. Returns False, and changes
+    nothing, if the run's state has changed: it was cancelled, or another process was faster.
+    """
+    spent_hours = row.spent_hours + row.device_hours(outcome.elapsed_s)
+    earlier = json.dumps(replace(row, spent_hours=spent_hours).hours_by_place())
+    is_moved = store.set_state(
+        row.run_id,
+        "interrupted",
+        only_from={"preparing", "running"},
+        spent_hours=spent_hours,
+        earlier_hours=earlier,
+        compute=outcome.moves_to,
+        device="",
+    )
+    if not is_moved:
+        return False
+    write_json(run.far("place"), {"compute": outcome.moves_to, "earlier_hours": earlier})
+    store.set_state(
+        row.run_id,
+        "queued",
+        only_from={"interrupted"},
+        attempt=row.attempt + 1,
+        continuations=0,
+    )
+    message = f"{outcome.reason}: it goes on at {outcome.moves_to}, from {outcome.last_checkpoint}"
+    if not outcome.last_checkpoint:
+        message = f"{outcome.reason}: it begins again at {outcome.moves_to}"
+    note_event(run, "moved", message, attempt=row.attempt + 1)
+    return True
 
 
 def note_event(run: RunDir, event: str, message: str, **values: Any) -> None:
@@ -258,7 +304,8 @@ def _failed(run: RunDir, failure: Failure) -> _End:
     hint = failure.hint or resume_hint(run)
     if kind == "internal" and hint.call is None:  # the console has its traceback
         hint = Hint(hint.text, Call("read_logs", {"run_id": run.id, "view": "console"}))
-    return _End("failed", kind, failure.message or FAILURE_KINDS[kind], hint)
+    message = failure.message or FAILURE_KINDS[kind]
+    return _End("failed", kind, message, hint, moves_to=failure.moves_to)
 
 
 def _failed_without_record(run: RunDir, row: RunRow, status: int) -> _End:
@@ -370,6 +417,7 @@ def find_failure(run: RunDir) -> Failure | None:
         evidence=str(stored.get("evidence") or ""),
         hint=Hint.from_json(stored.get("hint")),
         last_checkpoint=str(checkpoint) if checkpoint else None,
+        moves_to=str(stored.get("moves_to") or ""),
     )
 
 

@@ -25,6 +25,7 @@ from engine.executors.admission import (
     compute_of,
     has_vllm,
     machine_for,
+    place_after,
 )
 from engine.home.database import reports_unwritable_disk
 from engine.home.rows import DEFAULT_GPU_HOURS, LOCAL, NewRun, RunRow, abbreviation_warning
@@ -60,6 +61,9 @@ from engine.runs.submit.requests import TrainRequest
 from engine.runs.submit.run_folder import START, RunFiles
 from engine.settings import env_checks, gpu_count, resolution, start_models, teachers
 from engine.settings.teachers import ResolvedTeacher
+
+# Errors for which a run is put at the `failover` of the place that was asked for.
+_FAULTS_OF_PLACE = ("HOST_UNUSABLE", "DOES_NOT_FIT", "BUDGET")
 
 
 @dataclass(frozen=True)
@@ -125,8 +129,7 @@ def _queue(
     Returns the run's row, warnings about the request, and its exam: what its held-out tasks can
     show (None if the run has no such tasks). Raises the errors that `submit` lists for new runs.
     """
-    plan = resolve(home, request, start_models.model_to_train)
-    warnings = admit(home, request, plan)
+    plan, warnings = _placed(home, request)
     warnings += admit_cost(home, store, request, plan.forecast.estimate)
     parent, parent_warnings = full_parent(store, request)
     warnings += parent_warnings
@@ -152,6 +155,34 @@ def _queue(
     files = files_of(config_of(request, plan, parent), plan, contamination_report)
     row = store.insert_run(new_run(request, plan, parent), files.writer(home))
     return row, warnings, exam
+
+
+def _placed(home: Home, request: TrainRequest) -> tuple[ResolvedTraining, list[str]]:
+    """Resolve and admit a training run where it is asked for or, if that place cannot take it, at
+    the place's `failover`.
+
+    Returns the run, and warnings, among them where it goes instead. Raises the errors of `resolve`
+    and `admit` for the place that was asked for, if no other can take it.
+    """
+    place = compute_of(request.settings)
+    passed: list[str] = []
+    first_error: UserError | None = None
+    while True:
+        placed = replace(request, settings={**request.settings, "compute": place})
+        try:
+            plan = resolve(home, placed if passed else request, start_models.model_to_train)
+            warnings = admit(home, request, plan)
+        except UserError as error:
+            is_of_place = error.code in _FAULTS_OF_PLACE
+            first_error = first_error or error
+            passed.append(place)
+            place = place_after(home, place, passed) if is_of_place else ""
+            if not place:
+                raise first_error from None
+            continue
+        if first_error is not None:
+            warnings.insert(0, f"{passed[0]} cannot take it ({first_error.message}): to {place}")
+        return plan, warnings
 
 
 def full_parent(store: Store, request: TrainRequest) -> tuple[str, list[str]]:

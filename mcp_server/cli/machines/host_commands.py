@@ -65,6 +65,9 @@ class HostOptions:
         float, typer.Option(min=0, help="A run ends without a word for so long. Default: 24.")
     ] = 0
     gpu_hour_price: Annotated[float, typer.Option(min=0, help="Of one device.")] = 0
+    failover: Annotated[
+        str, typer.Option(help="Where its runs go on if it fails: local, or as `compute` says.")
+    ] = ""
     ray: Annotated[
         str, typer.Option(metavar="URL", help="Of the Jobs API of a Ray cluster, seen from here.")
     ] = ""
