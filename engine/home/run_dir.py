@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from engine.home.team.owners import Viewer
     from engine.records.run_config import RunConfig
 
+FarRecord = Literal["placement", "place", "coming", "launch", "lease", "spent"]
 _STEP_NAME = re.compile(r"step_?(\d+)")  # "step20" of a caller, "step_000020" of a folder
 _STEP_FILE = re.compile(r"step_(\d+)\.jsonl")
 CHECKPOINT_MANIFEST = "MANIFEST.json"  # written last: a folder without it is no checkpoint
@@ -180,8 +181,7 @@ class Home:
 
     @property
     def hosts(self) -> Path:
-        """The folder of what is known of other machines, a file each, and of this home's id
-        there."""
+        """The folder of what is known of other machines, a file each, and this home's id there."""
         return self.root / "hosts"
 
     @property
@@ -394,9 +394,7 @@ class RunDir:
         """The steps whose checkpoints the user keeps, whatever `keep_checkpoints` says."""
         return self.path / "pins.json"
 
-    def far(
-        self, name: Literal["placement", "place", "coming", "launch", "lease", "spent"]
-    ) -> Path:
+    def far(self, name: FarRecord) -> Path:
         """Return the file of a record about the machine that the run is on, or that started it."""
         return self.path / f"{name}.json"
 
@@ -506,8 +504,7 @@ class RunDir:
         return self.evals_dir / "rescored.json"
 
     def model_evals(self, index: int) -> Path:
-        """Return the file with the answers of model number `index` of an evaluation, a line
-        each."""
+        """Return the file with the answers of an evaluation's model `index`, a line each."""
         return self.evals_dir / f"model_{index}.jsonl"
 
     def reworded_evals(self, index: int, kind: str) -> Path:
