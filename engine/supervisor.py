@@ -1,5 +1,4 @@
-"""The supervisor, one process per run: `python -P -m engine.supervisor RUN_FOLDER`, detached,
-without torch.
+"""The supervisor, one process per run, without torch: `python -P -m engine.supervisor RUN_FOLDER`.
 
 It holds the run's lock, runs the trainer as its child, stops the trainer when the run's row says so
 (a cancel only changes the row), enforces the caps even if no server lives, kills every descendant
@@ -331,8 +330,7 @@ def _stop_trainer(watch: Watch) -> None:
     elif watch.sigterm_sent_at is None:
         watch.sigterm_sent_at = time.monotonic()
         if watch.row.reason_kind == "stalled" and watch.vigil and watch.vigil.heartbeat:
-            # A trainer that has sent a heartbeat has a handler for SIGUSR1, which writes into its
-            # log where it hangs.
+            # A trainer that has sent a heartbeat writes into its log, at SIGUSR1, where it hangs.
             _signal(watch.trainer_pid, signal.SIGUSR1)
         _signal(watch.trainer_pid, signal.SIGTERM)
     elif time.monotonic() - watch.sigterm_sent_at > _stop_grace_s(watch):
@@ -413,10 +411,8 @@ def _write_aftermath(watch: Watch, result: outcome.Outcome) -> None:
     row = watch.store.get_run(watch.run.id)
     _note_end(watch.run, row, result)
     write_status(watch.run, row)
-    if row.state not in TERMINAL:  # it goes on at another place
-        return
     # The record "launch" exists if another machine started the run here: it writes the report.
-    if not watch.run.far("launch").exists():
+    if row.state in TERMINAL and not watch.run.far("launch").exists():
         _write_report(watch.run)
     # Estimates learn only from training runs that were not resumed. A resumed run repeats work, and
     # the estimate of an evaluation is an upper bound, so their hours would distort the estimates.
@@ -511,8 +507,7 @@ def _wake_on_signals(watch: Watch) -> int:
 
 
 def _sleep_until_signal(wakeup: int, seconds: float) -> None:
-    """Wait for a signal, at most `seconds`, and empty the pipe `wakeup` (a descriptor), to which
-    each signal writes a byte."""
+    """Wait at most `seconds` for a signal; empty the pipe `wakeup`, which gets a byte of each."""
     readable, _, _ = select.select([wakeup], [], [], seconds)
     if readable:
         with contextlib.suppress(BlockingIOError):  # the pipe is empty after all
