@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 from engine.evidence.overlap.words import tokens_of
 
@@ -35,6 +36,7 @@ _NUMBER_WORDS = frozenset(
     ).split()
 )
 _NUMBER = re.compile(r"[-+]?\d")
+_CAPITAL = re.compile(r"(?<=[a-z0-9,;] )[A-Z][a-z]+\b")  # not at the beginning of a sentence
 ANY_NUMBER, _PERSON = "#", "he"
 
 
@@ -68,14 +70,27 @@ class Text:
         return words | {f"= {answer}"}
 
     @cached_property
-    def symbols(self) -> Counter[str]:
-        """The numbers and single letters of the question, each with how often it stands there."""
-        return Counter(token for token in self.tokens if is_number(token) or is_letter(token))
+    def capitals(self) -> frozenset[str]:
+        """The words that stand with a capital letter inside a sentence, in lower case."""
+        return frozenset(map(str.casefold, _CAPITAL.findall(self.question)))
+
+    def symbols(self, names: frozenset[str]) -> Counter[str]:
+        """Return the numbers and single letters of the question, each with how often it stands
+        there, and those of `names` (proper nouns, in lower case) that stand there, each once."""
+        signs = Counter(token for token in self.tokens if is_number(token) or is_letter(token))
+        return signs + Counter(names.intersection(self.tokens))
 
     @cached_property
     def without_numbers(self) -> tuple[str, ...]:
         """The tokens of the question, with "#" in place of each number."""
         return tuple(ANY_NUMBER if is_number(token) else token for token in self.tokens)
+
+    @cached_property
+    def around_signs(self) -> tuple[str, ...]:
+        """The words of the question, with one "#" for each row of numbers, operators and letters:
+        `Calculate 3 * 4` gives calculate, #."""
+        kept = (ANY_NUMBER if is_sign(t) or is_letter(t) else t for t in self.tokens)
+        return tuple(token for token, _row in groupby(kept))
 
     @cached_property
     def grammar(self) -> tuple[str, ...]:

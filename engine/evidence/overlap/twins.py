@@ -4,7 +4,8 @@ or with other names, which teach an exam without holding any of its texts.
 - paraphrase: the same numbers and signs in the same order within other words, or so much of what
   few rows have (numbers, names, rare words, the answer) that no other row comes near;
 - numbers: the same words and other numbers;
-- template: the same words of grammar in the same order, around other names, things and numbers.
+- template: the same words of grammar in the same order, around other names, things and numbers, or
+  all words the same around other rows of numbers and operators.
 
 Rows of one generator are each other's twins by nature: `3 + 4` and `7 + 9` differ by their numbers
 alone. So twins that are equal under a mask are named only where training rows and held-out tasks
@@ -17,6 +18,7 @@ kind template is not looked for; the other two kinds work on numbers and rare wo
 
 import heapq
 import math
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,6 +28,8 @@ from typing import Literal
 from engine.evidence.overlap.twin_texts import ANY_NUMBER, Text, is_code, is_letter, is_sign, stem
 
 TwinKind = Literal["paraphrase", "numbers", "template"]
+# What texts may have in common. Twins that have a frame in common are of the kind "template".
+MaskKind = Literal["paraphrase", "numbers", "template", "frame"]
 TWIN_KINDS: tuple[TwinKind, ...] = ("paraphrase", "numbers", "template")  # the strongest first
 
 FORM_ROWS, FORM_SHARE = 3, 0.6  # in this share of so many rows of one form a word is of the form
@@ -48,6 +52,7 @@ FEWEST_GRAMMAR = 8  # ...or by its words of grammar alone
 # beside their chance.
 FEWER, MORE = 3.0, 2.0
 FEW_PAIRS = 5
+_LOWER = re.compile(r"\b[a-z]+\b")
 SAME_SYMBOLS = 0.75  # of the numbers and single letters of both texts, that a paraphrase shares
 MOST_ROWS = 20_000  # of one side that are compared
 MOST_POSTINGS = 3_000  # training rows behind one word that are looked at
@@ -92,6 +97,7 @@ def find_twins(
         lambda: _paraphrases(train, heldout, weights, deadline),
         lambda: _twins_by_mask("numbers", train, heldout, weights),
         lambda: _twins_by_mask("template", train, heldout, weights),
+        lambda: _twins_by_mask("frame", train, heldout, weights),
     )
     for search in searches:
         if time.monotonic() > deadline:
@@ -105,7 +111,7 @@ def find_twins(
 
 
 def _twins_by_mask(
-    kind: TwinKind, train: Sequence[Text], heldout: Sequence[Text], weights: "_Weights"
+    mask_kind: MaskKind, train: Sequence[Text], heldout: Sequence[Text], weights: "_Weights"
 ) -> Iterator[Twin]:
     """Yield the pairs of held-out task and training row that have equal masks of a kind. A mask is
     the part of a text that twins of the kind share (see `_mask`).
@@ -114,30 +120,32 @@ def _twins_by_mask(
     """
     cluster_of_mask: dict[tuple[str, ...], _Cluster] = defaultdict(_Cluster)
     for text in heldout:
-        mask = _mask(kind, text, weights)
+        mask = _mask(mask_kind, text, weights)
         if mask:
             cluster_of_mask[mask].heldout.append(text)
     for row in train:
-        mask = _mask(kind, row, weights)
+        mask = _mask(mask_kind, row, weights)
         if mask:
             cluster_of_mask[mask].train.append(row)
     clusters = cluster_of_mask.values()
     if _pair_as_of_one_source(clusters, len(train), len(heldout)):
         return
+    kind: TwinKind = "template" if mask_kind == "frame" else mask_kind
     for cluster in clusters:
         for text in cluster.heldout:
-            twins = (row for row in cluster.train if _may_be_twins(kind, text, row))
+            twins = (row for row in cluster.train if _may_be_twins(kind, text, row, weights))
             first_twin = next(twins, None)
             if first_twin is not None:
                 yield Twin(kind, heldout=text.row, train=first_twin.row)
 
 
-def _mask(kind: TwinKind, text: Text, weights: "_Weights") -> tuple[str, ...]:
+def _mask(kind: MaskKind, text: Text, weights: "_Weights") -> tuple[str, ...]:
     """Return the part of a text that must be equal in a twin of this kind.
 
     That is: for a paraphrase its numbers, operators and telling words (with its answer if they are
-    few), for `numbers` all but its numbers, for `template` its words of grammar. Returns () if that
-    part is too short to tell one text from another.
+    few), for `numbers` all but its numbers, for `template` its words of grammar, for `frame` all
+    words around its numbers and operators. Returns () if that part is too short to tell one text
+    from another.
     """
     if kind == "paraphrase":
         payload = weights.payload(text)
@@ -147,11 +155,18 @@ def _mask(kind: TwinKind, text: Text, weights: "_Weights") -> tuple[str, ...]:
         is_long = len(payload) >= FEWEST_SIGNS or any(_is_long_code(part) for part in payload)
         return payload if is_long else ()
     if kind == "numbers":
-        mask, fewest_words = text.without_numbers, FEWEST_WORDS
-    else:
-        mask, fewest_words = text.grammar, FEWEST_GRAMMAR
-    word_count = sum(part != ANY_NUMBER and not is_sign(part) for part in mask)
-    return mask if word_count >= fewest_words else ()
+        return text.without_numbers if _word_count(text.without_numbers) >= FEWEST_WORDS else ()
+    if kind == "template":
+        return text.grammar if _word_count(text.grammar) >= FEWEST_GRAMMAR else ()
+    # A frame may be short if there is more in it: "Calculate 3 * 4".
+    word_count = _word_count(text.around_signs)
+    is_told_by_signs = 0 < word_count < len(text.tokens) / 2
+    return text.around_signs if is_told_by_signs or word_count >= FEWEST_WORDS else ()
+
+
+def _word_count(mask: Sequence[str]) -> int:
+    """Return how many parts of a mask are words, not numbers or operators."""
+    return sum(part != ANY_NUMBER and not is_sign(part) for part in mask)
 
 
 def _is_long_code(part: str) -> bool:
@@ -159,10 +174,10 @@ def _is_long_code(part: str) -> bool:
     return len(part) >= LONG_CODE and is_code(part)
 
 
-def _may_be_twins(kind: TwinKind, text: Text, row: Text) -> bool:
+def _may_be_twins(kind: TwinKind, text: Text, row: Text, weights: "_Weights") -> bool:
     """Return whether a task and a row with equal masks of this kind are twins. Only paraphrases
     have further conditions."""
-    return kind != "paraphrase" or _may_be_paraphrases(text, row)
+    return kind != "paraphrase" or weights.may_be_paraphrases(text, row)
 
 
 def _pair_as_of_one_source(clusters: Iterable[_Cluster], train: int, heldout: int) -> bool:
@@ -229,7 +244,7 @@ def _paraphrases(
             least_weight = max(
                 least_by_chance, weight_of_last + STANDS_OUT, LEAST_SHARED * weight_of_both
             )
-            if shared_weight >= least_weight and _may_be_paraphrases(text, row):
+            if shared_weight >= least_weight and weights.may_be_paraphrases(text, row):
                 yield Twin("paraphrase", heldout=text.row, train=row.row)
                 break
 
@@ -287,7 +302,7 @@ def _asks_about_same_words(text: Text, row: Text, weights: "_Weights") -> bool:
     if _answer_words_in_order(text) != _answer_words_in_order(row):
         return False
     shorter, longer = sorted((weights.payload(text), weights.payload(row)), key=len)
-    return _comes_in_order(shorter, longer) and _may_be_paraphrases(text, row)
+    return _comes_in_order(shorter, longer) and weights.may_be_paraphrases(text, row)
 
 
 def _is_about_its_answer(text: Text) -> bool:
@@ -326,6 +341,7 @@ class _Weights:
             for (form, word), count in rows_of_form_and_word.items()
             if rows_of_form[form] >= FORM_ROWS and count >= FORM_SHARE * rows_of_form[form]
         }
+        self._names = _proper_nouns(train, heldout)
         # By text and not by its id, which a row of another environment may have too.
         self._telling_words: dict[Text, frozenset[str]] = {}
         # Of a payload, by which two texts are compared: the same words for every text, whatever its
@@ -352,10 +368,22 @@ class _Weights:
     def payload(self, text: Text) -> tuple[str, ...]:
         """Return in order a text's numbers, operators and words that tell held-out tasks apart."""
         return tuple(
-            word
-            for word in map(stem, text.tokens)
-            if is_sign(word) or is_letter(word) or word in self._payload_words
+            stem(token)
+            for token in text.tokens
+            if is_sign(token)
+            or is_letter(token)
+            or token in self._names
+            or stem(token) in self._payload_words
         )
+
+    def may_be_paraphrases(self, text: Text, row: Text) -> bool:
+        """Return whether a row may ask a task in other words: most of their symbols (numbers,
+        single letters and proper nouns) are the same, and their answers fit."""
+        names = self._names.intersection(text.tokens)  # other words may have others
+        of_text, of_row = text.symbols(names), row.symbols(names)
+        # `&` and `|` of two counters take the smaller and the larger count of each symbol.
+        in_both, in_either = (of_text & of_row).total(), (of_text | of_row).total()
+        return in_both >= SAME_SYMBOLS * in_either and _answers_fit(text, row)
 
     def weight_of(self, word: str) -> float:
         """Return the weight of a word in nats: log(rows / rows that have it)."""
@@ -366,13 +394,18 @@ class _Weights:
         return math.fsum(self.weight_of(word) for word in words)
 
 
-def _may_be_paraphrases(text: Text, row: Text) -> bool:
-    """Return whether a row may ask a task in other words: most of their symbols (numbers and single
-    letters) are the same, and their answers fit."""
-    # `&` and `|` of two counters take the smaller and the larger count of each symbol.
-    in_both = (text.symbols & row.symbols).total()
-    in_either = (text.symbols | row.symbols).total()
-    return in_both >= SAME_SYMBOLS * in_either and _answers_fit(text, row)
+def _proper_nouns(train: Iterable[Text], heldout: Sequence[Text]) -> frozenset[str]:
+    """Return the words, in lower case, that stand inside sentences of held-out tasks with a capital
+    letter and nowhere without one, such as months and the names of people; but not those of so many
+    tasks that they name nothing, such as True and False where all tasks have them."""
+    capitals, others, row_counts = set[str](), set[str](), Counter[str]()
+    for text in heldout:
+        capitals |= text.capitals
+        row_counts.update(set(text.tokens))
+    for text in (*train, *heldout):
+        others.update(_LOWER.findall(text.question))
+    most_rows = FORM_SHARE * len(heldout)
+    return frozenset(word for word in capitals - others if row_counts[word] < most_rows)
 
 
 def _answers_fit(text: Text, row: Text) -> bool:

@@ -115,6 +115,37 @@ def test_two_numbers_in_order_and_the_answer_are_a_paraphrase():
     assert find_twins([*rows, other], heldout) == []
 
 
+DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+MONTHS = "January February March April May June July August October November December".split()
+YEAR = "In a year whose first day is a {day}, which weekday is {month} {n}?"
+
+
+def test_the_names_of_days_and_months_tell_tasks_apart():
+    dates = [(day, month, n) for day in DAYS for month in MONTHS for n in range(2, 28, 5)]
+    random.Random(4).shuffle(dates)
+    rows = [
+        Text(f"t{index}", YEAR.format(day=day, month=month, n=n), DAYS[index % 7])
+        for index, (day, month, n) in enumerate(dates)
+    ]
+    heldout, train = rows[:80], rows[80:]
+    (day, month, n), answer = dates[3], heldout[3].answer
+    other_day = DAYS[(DAYS.index(day) + 1) % 7]
+    words = f"Kindly help me. {YEAR}\nReply with it alone."
+    twin = Text("w", words.format(day=day, month=month, n=n), answer)
+    unlike = Text("w", words.format(day=other_day, month=month, n=n), answer)
+    assert find_twins([*train, twin], heldout) == [Twin("paraphrase", "t3", "w")]
+    assert find_twins([*train, unlike], heldout) == []
+
+
+def test_one_row_in_the_few_words_of_an_exam_of_sums_is_a_twin_by_template():
+    sums = [f"Calculate {a} + {b} - {a + b}." for a in range(10, 40) for b in range(10, 14)]
+    rows = [f"The {n}th of these words is sought: {'lamp ' * n}" for n in range(2, 60)]
+    assert named(rows, sums) == []
+    twins = named([*rows, "Calculate 7 * 8."], sums)
+    assert {kind for kind, _ in twins} == {"template"}
+    assert len(twins) == len(sums)
+
+
 def test_another_letter_asked_of_the_same_text_is_no_paraphrase():
     rng = random.Random(3)
     words = "harbour lantern quarry meadow timber copper saddle velvet anchor pillar".split()
