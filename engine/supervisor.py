@@ -97,7 +97,7 @@ def supervise(path: Path) -> int:
         outcome.apply(store, run, store.get_run(run.id), result)
         _write_aftermath(watch, result)
     launcher.start_queued(run.home)
-    if row.is_elsewhere:
+    if row.is_elsewhere or row.earlier_hours:
         _clean_other_machine(run)
     if result.moves_to:  # it is queued for another place, and can start once its lock is free
         os.close(lock)

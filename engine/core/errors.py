@@ -68,6 +68,7 @@ FAILURE_KINDS: dict[str, str] = {
     "no_signal": "no group had any variance in its rewards for many steps",
     "no_update": "the adapter did not change",
     "infra": "the disk, the interpreter or the machine failed",
+    "endpoint": "a model that the run asks over HTTP did not answer",
     "timeout": "the run outlived its wall-clock limit",
     "stalled": "the worker gave no sign of life for far longer than usual",
     "budget": "the GPU-hours of the run, or what its judges may take, are spent",

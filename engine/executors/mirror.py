@@ -40,7 +40,7 @@ EVENTS = _NAMES.events.name
 MIRRORED = (GROWING, WHOLE, CHECKPOINT)
 # What of a run's folder stays on its side: records of its own processes, and what is written anew.
 NOT_SENT = re.compile(
-    r"config\.json|(placement|spent)\.json|worker\.lock|started\.json|exit\.json|STATUS\.md|report\.html"
+    r"config\.json|(placement|place|spent)\.json|worker\.lock|started\.json|exit\.json|STATUS\.md|report\.html"
     r"|chain\.json|deleted\.json|heartbeat\.json|result\.json|failure\.json|events\.jsonl"
     r"|logs/.*|ranks/.*|sampled/.*|(.*/)?\.[^/]*"
 )

@@ -6,6 +6,7 @@ started, what it serves, and whether its process lives. Three things are lost, b
 database had them: request ids, the cap of a resumed run, and the accuracy of earlier estimates.
 """
 
+import json
 import logging
 import re
 from collections.abc import Iterator
@@ -254,6 +255,7 @@ def _run_row(run: RunDir, config: "RunConfig") -> Columns:
     created = run.config.stat().st_mtime
     start_record = read_object(run.started_record)
     status = _read_status(run)
+    earlier_hours = _earlier_hours(run)
     # Each of these files may be missing or old, so the highest number is the latest attempt.
     attempt = max(
         [1, _whole_number(start_record.get("attempt")), status.attempt, *_logged_attempts(run)]
@@ -264,7 +266,11 @@ def _run_row(run: RunDir, config: "RunConfig") -> Columns:
         "queued": created,
         "attempt": attempt,
         **_config_columns(run, config),
-        "spent_hours": max(status.spent_hours, _hours_in_events(run)),
+        "spent_hours": max(
+            status.spent_hours,
+            _hours_in_events(run),
+            sum(earlier_hours.values()),
+        ),
         "state": "queued",
     }
     if start_record:
@@ -279,6 +285,7 @@ def _config_columns(run: RunDir, config: "RunConfig") -> Columns:
     `note`, `expect` and `parent` are "" unless the run is a training run.
     """
     train_config = config if config.kind == "train" else None
+    earlier_hours = _earlier_hours(run)
     return {
         "kind": config.kind,
         "owner": config.owner,
@@ -297,7 +304,7 @@ def _config_columns(run: RunDir, config: "RunConfig") -> Columns:
         "plan": config.plan.plan_id if config.plan else "",
         "gpus": _device_count(config),
         "compute": _compute_of(run, config),
-        "earlier_hours": str(read_object(run.far("place")).get("earlier_hours") or ""),
+        "earlier_hours": json.dumps(earlier_hours) if earlier_hours else "",
     }
 
 
@@ -309,6 +316,16 @@ def _compute_of(run: RunDir, config: "RunConfig") -> str:
         return LOCAL
     moved_to = read_object(run.far("place")).get("compute")  # it has left the place it was put at
     return str(moved_to or config.settings.compute)
+
+
+def _earlier_hours(run: RunDir) -> dict[str, float]:
+    """Return place -> hours of the places that a run has left; {} if it has left none, or if the
+    record is damaged."""
+    hours = read_object(run.far("place")).get("earlier_hours")
+    is_sound = isinstance(hours, dict) and all(
+        isinstance(value, int | float) for value in hours.values()
+    )
+    return hours if is_sound else {}
 
 
 def _device_count(config: "RunConfig") -> int:
@@ -382,7 +399,8 @@ def _end_columns(run: RunDir, status: _StatusFile, attempt: int) -> Columns:
     """
     exit_record = read_object(run.exit_record)
     if exit_record.get("state") in TERMINAL and exit_record.get("attempt") == attempt:
-        if exit_record.get("moves_to"):  # it had not ended: its place had failed
+        moved_to = read_object(run.far("place")).get("compute")
+        if moved_to and exit_record.get("moves_to") == moved_to:  # its place failed, not the run
             return {"state": "interrupted"}
         return _exit_columns(run, exit_record)
     if status.state == "stopping" and status.attempt == attempt:

@@ -212,7 +212,7 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
 def _serve_judges(job: Job[RunConfig], env: EnvRecord) -> None:
     """Start a server for each judge (a language model that scores answers for the environment) that
     is a model of this home. This is done before this process takes the memory that the servers
-    need. Raises WorkerFailure (kind infra) if one cannot be started."""
+    need. Raises WorkerFailure (kind endpoint) if one cannot be started."""
     if not env.scored:  # then the environment has no process that could ask a judge
         return
     for judge in local_judges(job.run.home, endpoints_of(env)):
@@ -220,7 +220,7 @@ def _serve_judges(job: Job[RunConfig], env: EnvRecord) -> None:
             serve(job.run.home, judge)
         except UserError as error:
             raise WorkerFailure(
-                "infra",
+                "endpoint",
                 f"The judge {judge.ref} of the environment is not served.",
                 evidence=f"{error.code}: {error.message}",
                 hint=error.hint,

@@ -187,7 +187,7 @@ class EndpointTeacher:
             except _TryAgain as failed:
                 problem = str(failed)
         raise WorkerFailure(
-            "infra",
+            "endpoint",
             f"The teacher {self.endpoint} does not answer.",
             evidence=f"after {ATTEMPTS} attempts: {problem}",
             hint=Hint("Start it again, then resume the run."),

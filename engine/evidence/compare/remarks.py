@@ -82,14 +82,15 @@ def _number_elsewhere(home: Home, store: Store, candidate: Candidate) -> list[st
 
 def diagnosis(home: Home, other: Candidate, comparison: Comparison) -> list[Call]:
     """The call that diagnoses the run of `other`, as a list of one, if its model is not better than
-    the first. Returns [] if it is better, or if `other` stands for several seeds or for no run."""
+    the first. Returns [] if it is better or came out as was expected of it at submit, or if `other`
+    stands for several seeds or for no run."""
     if comparison.outcome.verdict == "better" or other.members:
         return []
     run_id, _, _ = other.label.partition("@")  # a label may be "r-1@step20"
     with Store(home) as store, contextlib.suppress(UserError):  # raised if no run has this id
+        row = store.get_run(run_id)
         # `get_run` also accepts a unique beginning of an id, which must not count here.
-        is_whole_id = store.get_run(run_id).run_id == run_id
-        if is_whole_id:
+        if row.run_id == run_id and row.expect != comparison.outcome.verdict:
             return [Call("diagnose", {"run_id": run_id})]
     return []
 

@@ -29,6 +29,7 @@ from engine.records.settings import ROW_ALGORITHMS
 _SENTENCE_OF_MACHINE_FAULT = {
     "oom": "Memory ran out.",
     "infra": "The machine failed: disk, interpreter or device.",
+    "endpoint": "A model that the run asks over HTTP did not answer.",
     "killed": "The trainer was killed from outside.",
     "interrupted": "The run was interrupted more often than it is continued.",
     "timeout": "The run outlived its wall-clock limit.",
@@ -522,7 +523,8 @@ def infra(facts: Facts) -> Finding | None:
     if failure.kind == "oom":
         lever = _less_memory(facts)
     else:
-        lever = edit_lever("mend the machine (honesmith doctor), then resume the run")
+        mend = "start that model" if failure.kind == "endpoint" else "mend the machine"
+        lever = edit_lever(f"{mend} (honesmith doctor), then resume the run")
     sentence = _SENTENCE_OF_MACHINE_FAULT[failure.kind]
     return Finding("infra", sentence, evidence, lever, playbook="crashes", is_cause=True)
 

@@ -5,7 +5,7 @@ or with other names, which teach an exam without holding any of its texts.
   few rows have (numbers, names, rare words, the answer) that no other row comes near;
 - numbers: the same words and other numbers;
 - template: the same words of grammar in the same order, around other names, things and numbers, or
-  all words the same around other rows of numbers and operators.
+  all words the same around other rows of numbers and operators, or the same beginning.
 
 Rows of one generator are each other's twins by nature: `3 + 4` and `7 + 9` differ by their numbers
 alone. So twins that are equal under a mask are named only where training rows and held-out tasks
@@ -28,8 +28,8 @@ from typing import Literal
 from engine.evidence.overlap.twin_texts import ANY_NUMBER, Text, is_code, is_letter, is_sign, stem
 
 TwinKind = Literal["paraphrase", "numbers", "template"]
-# What texts may have in common. Twins that have a frame in common are of the kind "template".
-MaskKind = Literal["paraphrase", "numbers", "template", "frame"]
+# What texts may have in common; a twin by "frame" or "opening" is of the kind "template".
+MaskKind = Literal["paraphrase", "numbers", "template", "frame", "opening"]
 TWIN_KINDS: tuple[TwinKind, ...] = ("paraphrase", "numbers", "template")  # the strongest first
 
 FORM_ROWS, FORM_SHARE = 3, 0.6  # in this share of so many rows of one form a word is of the form
@@ -48,6 +48,7 @@ FEWEST_ANSWER_WORDS = 3  # of an answer that is told from others by its words
 MOST_SAME_ANSWERS = 5  # training rows with an answer that is rare
 FEWEST_WORDS = 6  # of a text, without its numbers, that is told from others by its words...
 FEWEST_GRAMMAR = 8  # ...or by its words of grammar alone
+OPENING = 8  # first words of a text that is told from others by them
 # Rows of one source: at least this part of the pairs expected, and at most so many times as many,
 # beside their chance.
 FEWER, MORE = 3.0, 2.0
@@ -98,6 +99,7 @@ def find_twins(
         lambda: _twins_by_mask("numbers", train, heldout, weights),
         lambda: _twins_by_mask("template", train, heldout, weights),
         lambda: _twins_by_mask("frame", train, heldout, weights),
+        lambda: _twins_by_mask("opening", train, heldout, weights),
     )
     for search in searches:
         if time.monotonic() > deadline:
@@ -130,7 +132,7 @@ def _twins_by_mask(
     clusters = cluster_of_mask.values()
     if _pair_as_of_one_source(clusters, len(train), len(heldout)):
         return
-    kind: TwinKind = "template" if mask_kind == "frame" else mask_kind
+    kind: TwinKind = "template" if mask_kind in ("frame", "opening") else mask_kind
     for cluster in clusters:
         for text in cluster.heldout:
             twins = (row for row in cluster.train if _may_be_twins(kind, text, row, weights))
@@ -144,8 +146,8 @@ def _mask(kind: MaskKind, text: Text, weights: "_Weights") -> tuple[str, ...]:
 
     That is: for a paraphrase its numbers, operators and telling words (with its answer if they are
     few), for `numbers` all but its numbers, for `template` its words of grammar, for `frame` all
-    words around its numbers and operators. Returns () if that part is too short to tell one text
-    from another.
+    words around its numbers and operators, for `opening` its first words. Returns () if that part
+    is too short to tell one text from another.
     """
     if kind == "paraphrase":
         payload = weights.payload(text)
@@ -158,6 +160,9 @@ def _mask(kind: MaskKind, text: Text, weights: "_Weights") -> tuple[str, ...]:
         return text.without_numbers if _word_count(text.without_numbers) >= FEWEST_WORDS else ()
     if kind == "template":
         return text.grammar if _word_count(text.grammar) >= FEWEST_GRAMMAR else ()
+    if kind == "opening":
+        opening = text.without_numbers[:-1][:OPENING]  # of a short text all but the last word
+        return opening if _word_count(opening) >= FEWEST_WORDS else ()
     # A frame may be short if there is more in it: "Calculate 3 * 4".
     word_count = _word_count(text.around_signs)
     is_told_by_signs = 0 < word_count < len(text.tokens) / 2

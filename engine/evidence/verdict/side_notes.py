@@ -296,7 +296,8 @@ def calls_to_go_on(
         return [Call("read_logs", {"run_id": run_id, "view": "events"})]
     show_changed = Call("read_rollouts", {"run_id": run_id, "pick": "changed"})
     if verdict != "better":
-        return [show_changed, diagnose]
+        is_as_expected = config is not None and config.expect == verdict
+        return [show_changed] if is_as_expected else [show_changed, diagnose]
     if config is None or not _falls_short(config, comparison):
         return [show_changed, Call("deploy", {"run_id": best_model})]
     return [_call_to_train_on(run_id, config, comparison), diagnose, show_changed]

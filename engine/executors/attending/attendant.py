@@ -45,7 +45,7 @@ _FIRST_PROBE_S, _PROBE_S = 0.3, 3.0  # seconds between two probes, at first and 
 _FIRST_WAIT_S, _WAIT_S = 1.0, 30.0  # before a lost connection is tried again, at first and later
 _PATIENCE_S = 3600.0  # beyond the lease: by then the run has ended on the host, one way or another
 # The same where the run has another place to go to: first while nothing of it is on the host.
-_UNPLACED_S, _MOVING_PATIENCE_S = 600.0, 300.0
+_UNPLACED_S, _MOVING_PATIENCE_S = 600.0, 900.0  # beyond clocks that differ
 _EVENT_CHARS = 1000  # the longest message of an event
 _SHOWN_FILES, _FILE_CHARS = 3, 80  # how many refused files an event names, how much of each name
 # Of this machine: errors that pass, or that somebody mends, while a run over there goes on.
@@ -124,6 +124,7 @@ class Attendant:
                 self._note_lost(error.message)
             if self._is_given_up():
                 patience = words(self._patience_s / 3600)
+                self._count_unseen_hours()
                 return self._fail(
                     "infra",
                     f"{self.host.name} was not reached for {patience}",
@@ -177,8 +178,6 @@ class Attendant:
             handle = self._note_end(handle)
             if probe.spent_s != 0:  # else it never held a device: the host let it wait too long
                 handle = self._count_loss(handle, reason)
-            elif self._next_place():
-                raise UserError("HOST_UNUSABLE", reason)
             self._event("host_forgot", reason)
             return self._launch(executor, handle)
         if probe.end is not None and probe.end.state == "cancelled" and not self.stop.is_set():
@@ -331,6 +330,16 @@ class Attendant:
             why = probe.why if probe.life == "pending" else ""
             hours.note(self.run, _attempt(), handle.launch, probe.spent_s, why)
 
+    def _count_unseen_hours(self) -> None:
+        """Count the hours that the run may have taken since it was last seen: all of its lease."""
+        handle = Handle.read(self.run)
+        if handle is None or not self._may_be_on_host() or not self.is_running:
+            return
+        last_seen_s = hours.of_launch(self.run, handle.launch)
+        if last_seen_s is not None:  # else the supervisor's clock has counted them
+            unseen_s = 3600 * self.host.lease_hours
+            hours.note(self.run, _attempt(), handle.launch, last_seen_s + unseen_s)
+
     def _note_end(self, handle: Handle) -> Handle:
         """Return the handle, also written to the disk, with the phase "ended": everything of the
         launch is on this machine."""
@@ -348,7 +357,10 @@ class Attendant:
             may_move: whether the host is to blame, if the kind allows that.
         """
         may_move = may_move and kind in FAULTS_OF_PLACE and not self.stop.is_set()
-        place = self._next_place(is_noted=True) if may_move else ""
+        place = ""
+        if may_move:
+            with contextlib.suppress(UserError, OSError):  # the home cannot be read: it fails here
+                place = self._next_place(is_noted=True)
         handle = Handle.read(self.run)
         if place and handle is not None and handle.phase != "ended":  # what is there is stale now
             self._note_end(handle)
@@ -430,9 +442,17 @@ class Attendant:
         """Seconds after which a host that is not reached is given up: its lease, and an hour. It is
         less where the run has another place to go to."""
         lease_s = 3600 * self.host.lease_hours
-        if not self.host.failover or not self._next_place():
+        try:
+            may_move = bool(self.host.failover and self._next_place())
+        except (UserError, OSError):  # the home cannot be read now
+            may_move = False
+        if not may_move:
             return lease_s + _PATIENCE_S
-        return lease_s + _MOVING_PATIENCE_S if self._may_be_on_host() else _UNPLACED_S
+        handle = Handle.read(self.run)
+        if handle is None or handle.executor != self.host.compute or handle.phase == "ended":
+            return _UNPLACED_S  # nothing of the run was ever put there
+        # A job that waited may be admitted at the end of a lease, and has a whole one from then on.
+        return (lease_s if self.is_running else 2 * lease_s) + _MOVING_PATIENCE_S
 
     def _event(self, name: str, message: str, **values: object) -> None:
         """Append an event to the run's events.jsonl. If the disk does not take it, it is left
@@ -470,11 +490,12 @@ def sweep(executor: FarExecutor) -> list[str]:
         run = home.run(owned.run_id)
         with Store(home) as store:  # read now: it may have been resumed since it was listed
             row = store.find_run(owned.run_id)
-        is_left = row is not None and row.compute != executor.name
-        if not is_left and (row is None or row.state not in TERMINAL):
+        handle = Handle.read(run)
+        if not _has_moved_on(row, handle, executor.name, owned.launch) and (
+            row is None or row.state not in TERMINAL
+        ):
             continue
         launch_there = Handle(executor.name, owned.launch, "started")
-        handle = Handle.read(run)
         # Files that were not brought here yet stay there for a resume.
         is_here = handle is None or handle.phase == "ended" or handle.launch > owned.launch
         if owned.life in ("pending", "running"):
@@ -514,10 +535,21 @@ def main(folder: Path, *, only_tidy: bool) -> int:
     return attendant.attend()
 
 
+def _has_moved_on(row: RunRow | None, handle: Handle | None, place: str, launch: int) -> bool:
+    """Return whether a launch at `place` is of a run that has moved to another place since.
+
+    A place may list what is on another one, such as a second partition of the same cluster; the
+    numbers of a run's launches go on from place to place.
+    """
+    if row is None or handle is None or row.compute == place:
+        return False
+    return handle.executor == place or launch < handle.launch
+
+
 def _tidy_all(run: RunDir, row: RunRow) -> int:
     """Remove what ended runs have left on every host that a run was on. Hosts that are not reached,
     or that config.toml no longer names, are left out. Returns the exit status."""
-    for place in row.hours_by_place():
+    for place in reversed(row.hours_by_place()):  # one that it has left may not answer
         if place != LOCAL:
             with contextlib.suppress(HostLost, HostRefused, FarError, UserError, OSError):
                 tidy(run, hosts.host_of(run.home, place))

@@ -11,7 +11,7 @@ from engine.records.run_config import TrainConfig
 from engine.records.settings import TrainSettings
 
 # Of the kinds of failure in engine/core/errors.py, those for which the place is to blame.
-FAULTS_OF_PLACE = ("infra", "killed", "interrupted")
+FAULTS_OF_PLACE = ("infra", "interrupted")
 
 
 def next_place(home: Home, config: TrainConfig, row: RunRow) -> tuple[str, list[str]]:
@@ -44,14 +44,22 @@ def _why_not_at(home: Home, config: TrainConfig, place: str) -> str:
     assert isinstance(config.settings, TrainSettings)
     settings = config.settings.model_copy(update={"compute": place})
     try:
-        if place == LOCAL:
-            launcher.worker_python(home)  # raises NO_TORCH
+        if place == LOCAL:  # these raise NO_TORCH, and SETTING_INVALID
+            launcher.worker_python(home)
+            launcher.require_quantizer(home, settings.quantization)
         machine = machine_for(home, {"compute": place})
         check_placement(home, settings, registry.find_env(home, config.env_id, sealed=True))
         check_rented(home, settings, config.estimate.hours.likely)
     except UserError as error:
         return error.message
-    devices = len(machine.devices)
-    if devices < settings.gpus and machine.device.kind != "cpu":
-        return f"it has {devices} devices, and the run is on {settings.gpus}"
+    kind, _, _ = config.device.partition(":")  # "cuda:0" is of the kind cuda
+    fitting = [
+        device
+        for device in machine.devices
+        if device.kind == kind and device.memory_total >= config.least_memory
+    ]
+    count = settings.gpus if kind != "cpu" else 1
+    if len(fitting) < count:
+        memory = f"{config.least_memory / 1e9:.1f} GB"
+        return f"it has {len(fitting)} of {count} {kind} devices with {memory} of memory"
     return ""

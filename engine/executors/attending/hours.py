@@ -46,6 +46,13 @@ def note(run: RunDir, attempt: int, launch: int, spent_s: float, why: str = "") 
         write_json(run.far("spent"), after, fsync=False)
 
 
+def of_launch(run: RunDir, launch: int) -> float | None:
+    """Return for how many seconds a launch has held its devices, as was noted last; None if nothing
+    is noted of it."""
+    record = read_object(run.far("spent"))
+    return _number(record, "spent_s") if record.get("launch") == launch else None
+
+
 def _number(record: dict[str, object], key: str) -> float:
     """Return the number at `key` of a record, or 0 if it has none there."""
     value = record.get(key)

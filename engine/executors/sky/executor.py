@@ -324,15 +324,15 @@ class SkyExecutor:
         if launches and launches[0].status == "FAILED":
             return self._failed(run, self.api.why_failed(launches[0]) or launches[0].message)
         if launches and launches[0].status == "CANCELLED":
-            return self._failed(run, "its launch was cancelled at the server")
+            return self._failed(run, "its launch was cancelled at the server", kind="killed")
         return Probe("gone")
 
-    def _failed(self, run: RunDir, why: str) -> Probe:
+    def _failed(self, run: RunDir, why: str, kind: str = "infra") -> Probe:
         """Return the answer for a launch that got no machine on which it can train: it has ended as
         failed, for the reason `why`."""
         end: JsonObject = {
             "state": "failed",
-            "reason_kind": "infra",
+            "reason_kind": kind,
             "reason": f"no machine was rented: {why}",
             "hint": Hint(_hint_for(self.host)).to_json(),
         }

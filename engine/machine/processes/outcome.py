@@ -5,6 +5,7 @@ The supervisor decides and writes `exit.json`. If it dies before the run's row i
 process that opens the home reads that file and finishes the work.
 """
 
+import contextlib
 import json
 import os
 import signal as signals
@@ -241,30 +242,28 @@ def _move(store: Store, run: RunDir, row: RunRow, outcome: Outcome) -> bool:
     nothing, if the run's state has changed: it was cancelled, or another process was faster.
     """
     spent_hours = row.spent_hours + row.device_hours(outcome.elapsed_s)
-    earlier = json.dumps(replace(row, spent_hours=spent_hours).hours_by_place())
+    earlier_hours = replace(row, spent_hours=spent_hours).hours_by_place()
     is_moved = store.set_state(
         row.run_id,
         "interrupted",
         only_from={"preparing", "running"},
         spent_hours=spent_hours,
-        earlier_hours=earlier,
+        earlier_hours=json.dumps(earlier_hours),
         compute=outcome.moves_to,
         device="",
+        continuations=0,
     )
     if not is_moved:
         return False
-    write_json(run.far("place"), {"compute": outcome.moves_to, "earlier_hours": earlier})
-    store.set_state(
-        row.run_id,
-        "queued",
-        only_from={"interrupted"},
-        attempt=row.attempt + 1,
-        continuations=0,
-    )
+    with contextlib.suppress(OSError):  # a full disk: the row says it
+        place = {"compute": outcome.moves_to, "earlier_hours": earlier_hours}
+        write_json(run.far("place"), place)
+    store.set_state(row.run_id, "queued", only_from={"interrupted"}, attempt=row.attempt + 1)
     message = f"{outcome.reason}: it goes on at {outcome.moves_to}, from {outcome.last_checkpoint}"
     if not outcome.last_checkpoint:
         message = f"{outcome.reason}: it begins again at {outcome.moves_to}"
-    note_event(run, "moved", message, attempt=row.attempt + 1)
+    with contextlib.suppress(OSError):
+        note_event(run, "moved", message, attempt=row.attempt + 1)
     return True
 
 
@@ -295,17 +294,18 @@ def _end_of_attempt(run: RunDir, row: RunRow, status: int, memory_ran_out: bool)
     failure = find_failure(run) if status == EXIT_FAILED else None
     if failure is None:
         return _failed_without_record(run, row, status)
-    return _failed(run, failure)
+    return _failed(run, row, failure)
 
 
-def _failed(run: RunDir, failure: Failure) -> _End:
+def _failed(run: RunDir, row: RunRow, failure: Failure) -> _End:
     """Return the end of an attempt whose trainer left the failure record `failure`."""
     kind = failure.kind if failure.kind in FAILURE_KINDS else "internal"
     hint = failure.hint or resume_hint(run)
     if kind == "internal" and hint.call is None:  # the console has its traceback
         hint = Hint(hint.text, Call("read_logs", {"run_id": run.id, "view": "console"}))
     message = failure.message or FAILURE_KINDS[kind]
-    return _End("failed", kind, message, hint, moves_to=failure.moves_to)
+    moves_to = failure.moves_to if row.is_elsewhere else ""  # an attendant wrote it
+    return _End("failed", kind, message, hint, moves_to=moves_to)
 
 
 def _failed_without_record(run: RunDir, row: RunRow, status: int) -> _End:

@@ -24,7 +24,7 @@ NEAR = 0.1  # two numbers whose ratio is at most 1.1 count as the same idea
 LOOK_BACK = 200  # the newest runs that are compared: older ones say little about a new one
 # Kinds of failure that are not caused by a setting of the run.
 _OUTSIDE = frozenset(
-    {"infra", "budget", "killed", "interrupted", "cancelled", "timeout", "stalled"}
+    {"infra", "endpoint", "budget", "killed", "interrupted", "cancelled", "timeout", "stalled"}
 )
 _MAX_NAMES = 4  # the most settings that a warning names
 

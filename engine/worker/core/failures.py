@@ -23,6 +23,7 @@ HINTS: dict[str, str] = {
     "nonfinite": "Lower learning_rate three- to tenfold, or set precision float32; then submit "
     "again or resume from the last checkpoint.",
     "infra": "Free disk space or mend the home folder, then resume the run.",
+    "endpoint": "Start the model that did not answer, then resume the run.",
     "config": "A dry run with the same settings names what to change.",
     "internal": "Read the end of the console log; resume continues from the last checkpoint.",
 }

@@ -78,7 +78,7 @@ def test_a_run_has_its_judge_served_and_names_it_in_the_manifest(
     unserved = make_run(home, env_id, "grpo", BASE["grpo"] | FEW, run_id="sums-run-2")
     with pytest.raises(WorkerFailure) as caught:
         go(unserved)
-    assert caught.value.kind == "infra" and "the weights are damaged" in caught.value.evidence
+    assert caught.value.kind == "endpoint" and "the weights are damaged" in caught.value.evidence
 
 
 @pytest.mark.long

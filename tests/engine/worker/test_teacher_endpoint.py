@@ -148,7 +148,7 @@ def test_a_busy_server_is_asked_again_and_a_dead_one_is_said_to_be_dead(
         assert refusals == []
     with pytest.raises(WorkerFailure, match="does not answer") as caught:
         teacher.logprobs(talk(), 0)
-    assert caught.value.kind == "infra" and "5 attempts" in caught.value.evidence
+    assert caught.value.kind == "endpoint" and "5 attempts" in caught.value.evidence
     teacher.close()
 
 

@@ -18,6 +18,7 @@ from engine.evidence.stats import inference
 from engine.evidence.stats.basics.distributions import t_quantile
 from engine.evidence.stats.power import attempts_needed
 from engine.evidence.stats.results import load_rows
+from engine.home.store import Store
 from engine.records.run_config import as_run_config
 from tests.helpers.env_versions import write_version
 
@@ -105,6 +106,19 @@ def test_a_trained_model_that_did_not_get_better_is_diagnosed_next(
     assert tools == [{"tool": "diagnose", "arguments": {"run_id": run.id}}]
     better = evaluation({"pebble": 30, f"{run.id}@best": 90})
     assert "diagnose" not in [call["tool"] for call in compare_runs(home, [better.id])["next"]]
+
+
+def test_a_model_that_was_expected_to_stay_the_same_and_did_is_not_diagnosed(
+    home, evaluation, make_run, rows
+):
+    run = make_run("sft").evals(0, [rows.eval("t0", False)]).finish()
+    same = evaluation({"pebble": 60, f"{run.id}@best": 60})
+    reply = compare_runs(home, [same.id])
+    assert reply["verdict"] == "no_difference"
+    assert "diagnose" in [call["tool"] for call in reply["next"]]
+    with Store(home) as store:
+        store.update_run(run.id, only_in={"done"}, expect="no_difference")
+    assert "diagnose" not in [call["tool"] for call in compare_runs(home, [same.id])["next"]]
 
 
 def test_the_word_of_a_failed_audit_travels_with_a_comparison(home, evaluation):

@@ -1,8 +1,10 @@
 """A run whose place fails goes on at the next one."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from run_configs import train_config
@@ -11,13 +13,15 @@ from engine.core.errors import UserError
 from engine.core.files import read_json, read_lines, write_json
 from engine.core.hints import Hint
 from engine.executors import hosts
-from engine.executors.attending import host_setup
+from engine.executors.attending import host_setup, hours
+from engine.executors.attending.attendant import Attendant, sweep
 from engine.executors.attending.failover import next_place
 from engine.home.rows import NewRun, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.machine.pace.progress import write_status
 from engine.machine.processes import launcher, outcome
+from engine.machine.processes.seam import Handle, Owned
 from engine.records.run_config import TrainConfig
 from engine.runs.submit.requests import TrainRequest
 from engine.runs.submit.training import submit
@@ -34,10 +38,12 @@ def write_hosts(home: Home, **failover_of_host: str) -> None:
     home.config_file.write_text("\n".join(lines) + "\n")
 
 
-def set_up_without_connection(home: Home, *names: str, devices: int = 1) -> None:
+def set_up_without_connection(
+    home: Home, *names: str, devices: int = 1, gigabytes: int = 140
+) -> None:
     """Store what a check of these hosts would have learnt."""
     gpu = {"name": "NVIDIA H200", "kind": "cuda", "bf16": True}
-    gpu |= {"memory_total": 140 << 30, "memory_free": 140 << 30}
+    gpu |= {"memory_total": gigabytes << 30, "memory_free": gigabytes << 30}
     sizes = {"cores": 16, "ram_total": 1 << 37, "ram_free": 1 << 37, "disk_free": 1 << 40}
     gpus = [gpu | {"id": f"cuda:{index}"} for index in range(devices)]
     for name in names:
@@ -46,13 +52,15 @@ def set_up_without_connection(home: Home, *names: str, devices: int = 1) -> None
 
 
 def queued(home: Home, env: str, compute: str, **settings: Any) -> tuple[RunDir, TrainConfig]:
-    """Queue a run for a place; returns its folder and its config."""
+    """Queue a run on a GPU for a place; returns its folder and its config."""
 
     def prepare(run_id: str) -> None:
         home.run(run_id).create()
         config = train_config(run_id, settings={"compute": compute, **settings})
         folder = home.envs / env.replace("@", "/")
-        write_json(home.run(run_id).config, config | {"env_id": env, "env_dir": str(folder)})
+        config |= {"env_id": env, "env_dir": str(folder), "device": "cuda:0"}
+        config["estimate"] |= {"least_memory": 60 << 30}
+        write_json(home.run(run_id).config, config)
 
     with Store(home) as store:
         new = NewRun("away", "train", "grpo", env, "pebble", compute=compute)
@@ -143,16 +151,128 @@ def test_no_place_is_tried_twice(home: Home, env: str):
 
 
 def test_a_place_that_cannot_take_the_run_is_passed_over_with_the_reason(home: Home, env: str):
-    write_hosts(home, a="ssh:b", b="ssh:c", c="ssh:d", d="")
-    set_up_without_connection(home, "a", "d", devices=2)
+    write_hosts(home, a="ssh:b", b="ssh:c", c="ssh:d", d="ssh:e", e="local")
+    set_up_without_connection(home, "a", "e", devices=2)
     set_up_without_connection(home, "c", devices=1)
+    set_up_without_connection(home, "d", devices=2, gigabytes=24)
     run, config = queued(home, env, "ssh:a", gpus=2)
     place, reasons = next_place(home, config, row_of(home, run))
-    assert place == "ssh:d"
+    assert place == "ssh:e"
     assert reasons == [
         "ssh:b cannot take it: the host b is not set up",
-        "ssh:c cannot take it: it has 1 devices, and the run is on 2",
+        "ssh:c cannot take it: it has 1 of 2 cuda devices with 64.4 GB of memory",
+        "ssh:d cannot take it: it has 0 of 2 cuda devices with 64.4 GB of memory",
     ]
+    end = replace(row_of(home, run), compute="ssh:e")
+    place, reasons = next_place(home, config, end)
+    assert place == ""  # a CPU would take weeks
+    assert "local cannot take it: it has 0 of 2 cuda devices" in reasons[0]
+
+
+class Listing:
+    """An executor that lists launches, and notes what it is told of them."""
+
+    def __init__(self, home: Home, name: str, *launches: Owned) -> None:
+        self.home, self.name, self.told = home, name, list[tuple[str, str, int]]()
+        self.list_owned = lambda: launches
+
+    def stop(self, run: RunDir, handle: Handle) -> None:
+        self.told.append(("stop", run.id, handle.launch))
+
+    def reap(self, run: RunDir, handle: Handle) -> None:
+        self.told.append(("reap", run.id, handle.launch))
+
+
+def test_a_host_ends_what_was_left_there_and_nothing_of_another_host_on_the_same_machine(
+    home: Home, env: str
+):
+    write_hosts(home, a="", b="")
+    moved, _ = queued(home, env, "ssh:b")  # it was at a as launch 1
+    Handle("ssh:b", 2, "started").write(moved)
+    left, _ = queued(home, env, "ssh:b")  # it has left a, and is not at b yet
+    Handle("ssh:a", 1, "ended", ended_in=1).write(left)
+    other, _ = queued(home, env, "ssh:b")  # it was never at a
+    Handle("ssh:b", 1, "started").write(other)
+    launches = [
+        Owned(moved.id, 1, "running"),
+        Owned(moved.id, 2, "running"),
+        Owned(left.id, 1, "exited"),
+        Owned(other.id, 1, "running"),
+    ]
+    executor: Any = Listing(home, "ssh:a", *launches)
+    sweep(executor)
+    assert executor.told == [("stop", moved.id, 1), ("reap", left.id, 1)]
+
+
+def attendant_of(run: RunDir, config: TrainConfig) -> Attendant:
+    host = hosts.host_of(run.home, config.settings.compute)
+    return Attendant(run, config, host)
+
+
+@pytest.mark.parametrize(
+    ("handle", "is_running", "patience_hours"),
+    [
+        (None, False, 1 / 6),
+        (Handle("ssh:z", 1, "ended"), False, 1 / 6),
+        (Handle("ssh:a", 1, "starting"), False, 2 * 24 + 0.25),
+        (Handle("ssh:a", 1, "started"), False, 2 * 24 + 0.25),
+        (Handle("ssh:a", 1, "started"), True, 24 + 0.25),
+    ],
+)
+def test_a_host_is_given_up_once_nothing_of_the_run_can_go_on_there(
+    home: Home, env: str, handle: Handle | None, is_running: bool, patience_hours: float
+):
+    write_hosts(home, a="ssh:b", b="")
+    set_up_without_connection(home, "b")
+    run, config = queued(home, env, "ssh:a")
+    if handle is not None:
+        handle.write(run)
+    attendant = attendant_of(run, config)
+    attendant.is_running = is_running
+    assert attendant._patience_s == pytest.approx(3600 * patience_hours)
+
+
+def test_a_home_that_cannot_be_read_gives_no_host_up(
+    home: Home, env: str, monkeypatch: pytest.MonkeyPatch
+):
+    write_hosts(home, a="ssh:b", b="")
+    run, config = queued(home, env, "ssh:a")
+    attendant = attendant_of(run, config)
+    locked = UserError("HOME_UNUSABLE", "the database is locked", hint="")
+    monkeypatch.setattr(Attendant, "_next_place", Mock(side_effect=locked))
+    assert attendant._patience_s == pytest.approx(3600 * 25)
+    assert attendant._fail("infra", "box is gone", Hint()) == outcome.EXIT_FAILED
+    assert read_json(run.failure)["moves_to"] == ""
+
+
+@pytest.mark.parametrize("kind", ["oom", "reward", "killed", "endpoint", "cancelled"])
+def test_what_is_no_fault_of_the_place_moves_nothing(home: Home, env: str, kind: str):
+    write_hosts(home, a="ssh:b", b="")
+    set_up_without_connection(home, "b")
+    run, config = queued(home, env, "ssh:a")
+    attendant_of(run, config)._fail(kind, "it went wrong", Hint())
+    assert read_json(run.failure)["moves_to"] == ""
+    attendant_of(run, config)._fail("infra", "the device fell off the bus", Hint())
+    assert read_json(run.failure)["moves_to"] == "ssh:b"
+
+
+def test_a_trainer_here_cannot_send_its_run_away(home: Home, env: str):
+    run, _config = queued(home, env, "local")
+    write_json(run.failure, {"kind": "infra", "message": "x", "moves_to": "sky:dear"})
+    end = outcome.decide(run, row_of(home, run), status=outcome.EXIT_FAILED, elapsed_s=1)
+    assert (end.state, end.moves_to) == ("failed", "")
+
+
+def test_hours_that_nobody_saw_at_a_host_that_was_given_up_are_counted(home: Home, env: str):
+    write_hosts(home, a="ssh:b", b="")
+    run, config = queued(home, env, "ssh:a")
+    Handle("ssh:a", 3, "started").write(run)
+    hours.begin(run, 1)
+    hours.note(run, 1, 3, 600.0)
+    attendant = attendant_of(run, config)
+    attendant.is_running = True
+    attendant._count_unseen_hours()
+    assert hours.of_launch(run, 3) == 600 + 24 * 3600
 
 
 def test_a_run_that_was_cancelled_meanwhile_does_not_move(home: Home, env: str):
