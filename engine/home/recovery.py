@@ -322,10 +322,10 @@ def _earlier_hours(run: RunDir) -> dict[str, float]:
     """Return place -> hours of the places that a run has left; {} if it has left none, or if the
     record is damaged."""
     hours = read_object(run.far("place")).get("earlier_hours")
-    is_sound = isinstance(hours, dict) and all(
-        isinstance(value, int | float) for value in hours.values()
-    )
-    return hours if is_sound else {}
+    if not isinstance(hours, dict):
+        return {}
+    sound = {str(place): h for place, h in hours.items() if isinstance(h, int | float)}
+    return sound if len(sound) == len(hours) else {}
 
 
 def _device_count(config: "RunConfig") -> int:
