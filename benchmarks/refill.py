@@ -27,7 +27,7 @@ NEVER = 2.0  # a share of free places that no batch has
 class Uneven(Ending):
     """Ends each row at a length of its own."""
 
-    def take(self, row: Row, token: int, logprob: float) -> bool:
+    def append_token(self, row: Row, token: int, logprob: float) -> bool:
         row.ids.append(token)
         row.logprobs.append(logprob)
         is_long = (7 * row.prompt + 3 * row.member) % 8 == 0

@@ -58,6 +58,11 @@ FAST_PATHS: Mapping[str, FastPath] = {
         ("cuda",),
         "each operation of a step is launched by itself",
     ),
+    "transformers_graph": FastPath(
+        "decoding steps of transformers captured as CUDA graphs",
+        ("cuda",),
+        "each operation of a step is launched by itself",
+    ),
     "float32_head": FastPath(
         "logits in float32 out of products of 16 bits",
         ("cuda",),

@@ -19,7 +19,7 @@ from engine.worker.network.adapter import FlatAdapter, LoraSpec
 from engine.worker.network.decoder import Decoder
 from engine.worker.network.network import DecoderNetwork
 from engine.worker.network.policy import pick_dtype
-from engine.worker.network.sampler import SamplerNeeds, SamplingParams
+from engine.worker.network.sampler import Sampler, SamplerNeeds, SamplingParams
 from engine.worker.ops import flash3, fused_ops, matmul
 from engine.worker.ops.attention import VARLEN_DTYPES, Attention
 from engine.worker.ops.fused_ops import AS_WRITTEN, Choice, Sizes
@@ -35,6 +35,9 @@ PASS_ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 8e-2, torch.float16: 3e-2}
 STEPS = 20  # optimizer steps on the device, whose losses are compared with a CPU's
 TRAINED_DIFFERENCE = 0.05  # largest relative difference of these losses: bfloat16 against float32
 LEARNING_RATE = 1e-3
+# For the trials of sampling. The stop id is beyond the vocabulary, so it is never sampled and all
+# completions are full.
+GREEDY_NEEDS = SamplerNeeds(pad_id=0, stop_ids=[VOCAB], decode=lambda _: "", max_rows=16)
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,16 @@ def network_of(
         fused: use the functions that `fused_ops` chooses instead of torch's.
         widths: sizes of the decoder; None takes those for the device.
     """
-    widths = widths or WIDTHS[device.type]
+    return DecoderNetwork(
+        Decoder.from_transformers(model_of(device, widths or WIDTHS[device.type])),
+        vocab=VOCAB,
+        kernel_choice=_choice(device) if fused else AS_WRITTEN,
+    )
+
+
+def model_of(device: torch.device, widths: Widths) -> Qwen3ForCausalLM:
+    """Make transformers' model with seeded random weights on the device, in the number format that
+    training uses there."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCAB,
@@ -84,11 +96,7 @@ def network_of(
     model = Qwen3ForCausalLM(config)
     # torch's `to`, because the type annotations of transformers' own `to` fit no call.
     torch.nn.Module.to(model, device, pick_dtype("auto", device))
-    return DecoderNetwork(
-        Decoder.from_transformers(model),
-        vocab=VOCAB,
-        kernel_choice=_choice(device) if fused else AS_WRITTEN,
-    )
+    return model
 
 
 def _choice(device: torch.device) -> Choice:
@@ -273,22 +281,53 @@ def decode_graph(device: torch.device) -> Trial:
     log-probabilities."""
     network = network_of(device)
     adapter = seeded_adapter(network)
-    prompts = [
-        [(5 * position + prompt) % (VOCAB - 1) + 1 for position in range(32)] for prompt in range(4)
-    ]
-    # The stop id is beyond the vocabulary, so it is never sampled and all completions are full.
-    needs = SamplerNeeds(pad_id=0, stop_ids=[VOCAB], decode=lambda _: "", max_rows=16)
-    params = SamplingParams(max_tokens=32, temperature=0.0)
 
     def work() -> list[torch.Tensor]:
         """Sample the completions; the sampler looks whether CUDA graphs are switched off."""
-        sampler = network.sampler(needs)
+        sampler = network.sampler(GREEDY_NEEDS)
         sampler.load(adapter)
-        completions = [group[0] for group in sampler.generate(prompts, n=1, params=params)]
-        ids = torch.tensor([completion.ids for completion in completions])
-        return [ids, torch.tensor([completion.logprobs for completion in completions])]
+        return _greedy(sampler)
 
     return Trial(work, allowed=ROUNDING[network.dtype])
+
+
+def transformers_graph(device: torch.device) -> Trial:
+    """Try sampling through transformers with CUDA graphs: greedy completions of a few prompts,
+    compared by ids and log-probabilities. The plain way launches each operation by itself.
+
+    Raises RuntimeError if no step can be captured.
+    """
+    # Importing PEFT takes a second and a hundred megabytes, and no other trial needs it.
+    from engine.worker.network.hub_network import HubNetwork  # noqa: PLC0415
+
+    def sampler() -> Sampler:
+        """Make a sampler on a model of its own, with an adapter."""
+        network = HubNetwork(model_of(device, WIDTHS[device.type]), VOCAB, why="it is tried")
+        made = network.sampler(GREEDY_NEEDS)
+        if network.capture_why:
+            raise RuntimeError(network.capture_why)
+        made.load(network.new_adapter(LORA, seed=0))
+        return made
+
+    with switched_off.without("transformers_graph"):
+        plain = sampler()
+    return Trial(
+        partial(_greedy, sampler()),
+        allowed=ROUNDING[pick_dtype("auto", device)],
+        plain=partial(_greedy, plain),
+    )
+
+
+def _greedy(sampler: Sampler) -> list[torch.Tensor]:
+    """Sample the likeliest completions of a few prompts. Returns [their ids, their
+    log-probabilities], each [prompts, tokens]."""
+    prompts = [
+        [(5 * position + prompt) % (VOCAB - 1) + 1 for position in range(32)] for prompt in range(4)
+    ]
+    params = SamplingParams(max_tokens=32, temperature=0.0)
+    completions = [group[0] for group in sampler.generate(prompts, n=1, params=params)]
+    ids = torch.tensor([completion.ids for completion in completions])
+    return [ids, torch.tensor([completion.logprobs for completion in completions])]
 
 
 def float32_head(device: torch.device) -> Trial:
@@ -398,6 +437,7 @@ TRIALS: Mapping[str, Callable[[torch.device], Trial]] = {
     "flash_attention_3": flash_attention_3,
     "fused_kernels": fused_kernels,
     "decode_graph": decode_graph,
+    "transformers_graph": transformers_graph,
     "float32_head": float32_head,
     "shared_prompt": shared_prompt,
     "onednn_products": onednn_products,

@@ -19,11 +19,13 @@ from peft.utils import get_peft_model_state_dict
 from transformers import PreTrainedModel
 
 from engine.models.families import NOT_ADAPTED
+from engine.worker.core import switched_off
 from engine.worker.core.batch import Batch, Row, collate, microbatches
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.trajectory import Completion
 from engine.worker.network.adapter import Adapter, LoraSpec, require_same_shapes
 from engine.worker.network.hub_sampler import HubSampler
+from engine.worker.network.hub_steps import Capture, CudaGraph
 from engine.worker.network.network import PackedOrPadded
 from engine.worker.network.sampler import Sampler, SamplerNeeds, SamplingParams
 from engine.worker.network.shape import Shape
@@ -48,7 +50,8 @@ PROBE = (1, 3, 2, 5)  # ids on which the head alone is compared with the model's
 # which have different lengths. Rounding explains differences of log-probabilities up to
 # SAME_LOGPROBS.
 PROBE_PROMPTS = ((1, 3, 2, 5, 4, 7, 6), (3, 2))
-PROBE_TOKENS = 3
+# The third token is the first that a captured step gives, the fourth the first of one repeated.
+PROBE_TOKENS = 4
 SAME_LOGPROBS = {torch.float32: 1e-2, torch.bfloat16: 0.5, torch.float16: 0.1}
 SAME_LOGITS = 1e-3  # the largest difference of both, as a share of the logits' norm
 
@@ -157,6 +160,9 @@ class HubNetwork:
         disable_dropout(model)
         self._head = self._plain_head()
         self._sampling_checked = False
+        # How a step of sampling is captured; None: it is not, for the reason `capture_why`.
+        self._capture: Capture | None = None
+        self.capture_why = ""
         self._recomputes = False  # whether backward passes recompute activations
         self._peft: PeftModel | None = None
         self._adapters_made = 0  # the next adapter's number, part of its name
@@ -394,13 +400,44 @@ class HubNetwork:
             WorkerFailure: kind config, if it gives other log-probabilities, or if the model cannot
                 sample with a cache at all.
         """
-        sampler = HubSampler(self.model, needs, self.vocab, self.with_adapter, self._before_read)
         if not self._sampling_checked:
-            probe = HubSampler(self.model, needs, self.vocab, self.with_adapter, self._before_read)
-            probe.prompts_at_once = 1  # so that later prompts join rows under way, as in a run
-            self._check_sampling(probe)
+            self._capture = CudaGraph if self._may_capture() else None
+            if self._capture is not None:
+                self._check_capture(needs)
+            if self._capture is None:
+                self._check_sampling(self._new_sampler(needs))
             self._sampling_checked = True
-        return sampler
+        return self._new_sampler(needs)
+
+    def _new_sampler(self, needs: SamplerNeeds) -> HubSampler:
+        """Make a sampler, whose steps are captured if `_capture` is set."""
+        return HubSampler(
+            self.model,
+            needs,
+            self.vocab,
+            self.with_adapter,
+            self._before_read,
+            capture=self._capture,
+        )
+
+    def _may_capture(self) -> bool:
+        """Whether steps of sampling may be captured as CUDA graphs: on a GPU, unless that is
+        switched off. Layers that are shared with other ranks must be gathered before each step."""
+        is_sharded = any(hasattr(parameter, "device_mesh") for parameter in self.model.parameters())
+        is_off = switched_off.is_off("transformers_graph")
+        return self.device.type == "cuda" and not is_sharded and not is_off
+
+    def _check_capture(self, needs: SamplerNeeds) -> None:
+        """Check sampling with captured steps as `_check_sampling` does. If this model's steps
+        cannot be captured, or then give other numbers, they are not captured from now on."""
+        probe = self._new_sampler(needs)
+        try:
+            self._check_sampling(probe)
+            self.capture_why = probe.why_not_captured
+        except WorkerFailure as error:
+            self.capture_why = error.evidence
+        if self.capture_why:
+            self._capture = None
 
     def _before_read(self) -> None:
         """Announce a pass without gradients to the other ranks (processes of the run), if the
@@ -411,6 +448,7 @@ class HubNetwork:
         """Sample a few tokens from prompts of different lengths, and compute their
         log-probabilities again without a cache. Raises WorkerFailure (config) if they differ by
         more than rounding, or if the model cannot sample with a cache."""
+        sampler.prompts_at_once = 1  # so that later prompts join rows under way, as in a run
         # %: the vocabulary may be smaller than the ids of the prompts.
         prompts = [[token % self.vocab for token in prompt] for prompt in PROBE_PROMPTS]
         greedy = SamplingParams(max_tokens=PROBE_TOKENS, temperature=0.0)

@@ -5,28 +5,32 @@ for. Rows that have ended leave the batch, and waiting prompts take their places
 answer delays no other. For that the cache of prompts that were just read is joined to the cache of
 the rows under way: both end in the same column (token position), and the shorter one is padded on
 the left.
+
+On a GPU steps are captured as CUDA graphs (hub_steps.py). A captured step keeps its sizes, so rows
+that have ended stay in the batch until there are enough of them.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
 
 import torch
 from torch.nn import functional as F
-from transformers import DynamicCache, PreTrainedModel, cache_utils
-from transformers.cache_utils import (
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
-    LinearAttentionLayer,
-)
+from transformers import DynamicCache, PreTrainedModel
 
 from engine.worker.core import pulse
 from engine.worker.core.trajectory import Completion
+from engine.worker.network.hub_cache import (
+    append_rows,
+    is_joinable,
+    new_cache,
+    resize,
+    select_rows,
+)
+from engine.worker.network.hub_steps import Capture, FixedSteps
 from engine.worker.network.sampler import (
     Ending,
     OnCompletion,
@@ -39,20 +43,10 @@ from engine.worker.network.sampler import (
     uniforms,
 )
 
-# Types of cache layers that `_append_rows_of_layer` knows. If a cache has any other type, waiting
-# prompts are read only after all rows have ended.
-JOINABLE = (
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
-    LinearAttentionLayer,
-    # The type of layers that share another layer's keys and values. The oldest transformers that
-    # is allowed does not have it.
-    *(getattr(cache_utils, name) for name in ("DummyLayer",) if hasattr(cache_utils, name)),
-)
 # Waiting prompts are read once this share of the places is free.
 REFILL_SHARE = 0.25
+# While steps are captured, rows that have ended leave once they are this share of all.
+LEAVING_SHARE = 0.25
 # Columns that no row sees are dropped once they are this share of all.
 UNSEEN_SHARE = 0.25
 
@@ -74,6 +68,9 @@ class _Batch:
         positions: [rows, 1], of each row's last token in the cache.
         tokens: [rows], drawn last and not in the cache yet.
         keys: [rows], which decide the random numbers.
+        ended: indices of rows that have ended and are still in the batch.
+        fixed: the steps under way that keep their sizes. Until they end, they have the cache, and
+            mask and positions are out of date.
     """
 
     rows: list[Row]
@@ -82,15 +79,36 @@ class _Batch:
     positions: torch.Tensor
     tokens: torch.Tensor
     keys: torch.Tensor
+    ended: set[int] = field(default_factory=set)
+    fixed: FixedSteps | None = None
 
-    def keep_rows(self, kept: Sequence[int]) -> None:
+    @property
+    def alive(self) -> int:
+        """The number of rows that go on."""
+        return len(self.rows) - len(self.ended)
+
+    def end_fixed_steps(self) -> None:
+        """End the steps under way that keep their sizes, if there are any."""
+        if self.fixed is not None:
+            self.mask, self.positions = self.fixed.end()
+            self.fixed = None
+
+    def drop_ended(self) -> None:
+        """Drop the rows that have ended."""
+        if self.ended:
+            kept = [index for index in range(len(self.rows)) if index not in self.ended]
+            self.end_fixed_steps()
+            self._keep_rows(kept)
+            self.ended = set()
+
+    def _keep_rows(self, kept: Sequence[int]) -> None:
         """Keep only the rows with the indices `kept`, in that order, and drop all others."""
         index = torch.tensor(kept, device=self.mask.device)
-        _select_rows(self.cache, index)
+        select_rows(self.cache, index)
         self.rows = [self.rows[row_index] for row_index in kept]
         self.mask, self.positions = self.mask[index], self.positions[index]
         self.tokens, self.keys = self.tokens[index], self.keys[index]
-        if _is_joinable(self.cache):  # else it has layers that `_resize` does not know
+        if is_joinable(self.cache):  # else it has layers that `_resize` does not know
             self._drop_unseen_columns()
 
     def _drop_unseen_columns(self) -> None:
@@ -99,17 +117,18 @@ class _Batch:
         # Padding is on the left, so the row that sees most columns sees the last ones.
         unseen = self.mask.shape[1] - int(self.mask.sum(1).max())
         if unseen > UNSEEN_SHARE * self.mask.shape[1]:
-            _resize(self.cache, self.mask.shape[1] - unseen)
+            resize(self.cache, self.mask.shape[1] - unseen)
             self.mask = self.mask[:, unseen:]
 
     def join(self, fresh: "_Batch") -> None:
         """Append the rows of the batch `fresh`, which must not be used afterwards. First both
         batches are padded on the left to the same number of columns (token positions)."""
+        self.drop_ended()
+        self.end_fixed_steps()
         columns = max(self.mask.shape[1], fresh.mask.shape[1])
         self._pad_to(columns)
         fresh._pad_to(columns)
-        for own_layer, fresh_layer in zip(self.cache.layers, fresh.cache.layers, strict=True):
-            _append_rows_of_layer(own_layer, fresh_layer)
+        append_rows(self.cache, fresh.cache)
         self.rows = self.rows + fresh.rows
         self.mask = torch.cat([self.mask, fresh.mask])
         self.positions = torch.cat([self.positions, fresh.positions])
@@ -119,7 +138,7 @@ class _Batch:
     def _pad_to(self, columns: int) -> None:
         """Pad cache and mask on the left to this number of columns (token positions), which is at
         least the present one. The mask hides the new columns."""
-        _resize(self.cache, columns)
+        resize(self.cache, columns)
         self.mask = F.pad(self.mask, (columns - self.mask.shape[1], 0))
 
 
@@ -136,6 +155,8 @@ class HubSampler:
         vocab: int,
         with_adapter: Callable[[Any], AbstractContextManager[None]],
         before_pass: Callable[[], None] = lambda: None,
+        *,
+        capture: Capture | None = None,
     ) -> None:
         """Sample from `model`; until `load` is called, from the base without an adapter.
 
@@ -146,7 +167,9 @@ class HubSampler:
                 token).
             with_adapter: opens a context in which the given adapter is the model's only active one
                 (None: no adapter is).
-            before_pass: called before each pass through the model.
+            before_pass: called before each pass through the model. One that is captured is no
+                longer announced.
+            capture: captures a step that is then repeated; None: every step is computed by itself.
         """
         self.model = model
         self.needs = needs
@@ -157,6 +180,9 @@ class HubSampler:
         self.prompts_at_once = needs.max_rows  # the most prompts read in one pass
         # Not every family's `forward` takes positions, or an argument to compute fewer logits.
         self._accepted_arguments = signature(model.forward).parameters
+        # Without positions a model counts them itself, by sizes that do not change here.
+        self.capture = capture if "position_ids" in self._accepted_arguments else None
+        self.why_not_captured = ""  # what ruled it out, once a step has shown that
 
     def load(self, adapter: Any) -> None:
         """Sample with `adapter` from the next call on; with None, from the base alone."""
@@ -233,7 +259,7 @@ class HubSampler:
         batch: _Batch | None = None
         while waiting or batch is not None:
             if self._should_read(waiting, batch):
-                rows_alive = len(batch.rows) if batch is not None else 0
+                rows_alive = batch.alive if batch is not None else 0
                 fresh, logits = self._read(self._take_waiting(waiting, rows_alive))
                 batch = _join_batches(batch, _draw_tokens(fresh, logits, ending, on_completion))
             elif batch is not None:
@@ -250,9 +276,9 @@ class HubSampler:
             return False
         if batch is None:
             return True
-        free_rows = self.needs.max_rows - len(batch.rows)
+        free_rows = self.needs.max_rows - batch.alive
         enough_rows = max(REFILL_SHARE * self.needs.max_rows, len(waiting[0].rows))
-        return free_rows >= enough_rows and _is_joinable(batch.cache)
+        return free_rows >= enough_rows and is_joinable(batch.cache)
 
     def _take_waiting(
         self, waiting: deque[_WaitingPrompt], rows_alive: int
@@ -276,13 +302,13 @@ class HubSampler:
         drawn nothing yet; the logits after each row's prompt, [rows, vocab] float32)."""
         device = self.model.device
         ids, mask = self._padded([prompt.ids for prompt in prompts])
-        cache = DynamicCache(config=self.model.config)
+        cache = new_cache(self.model.config)
         positions = _positions(mask)
         logits = self._forward(ids, mask, positions, cache)
         rows = [row for prompt in prompts for row in prompt.rows]
         prompt_of_row = _prompt_of_row(prompts, device)
         if len(rows) > len(prompts):  # repeat the prompts that have several rows
-            _select_rows(cache, prompt_of_row)
+            select_rows(cache, prompt_of_row)
         batch = _Batch(
             rows,
             cache,
@@ -296,9 +322,27 @@ class HubSampler:
     def _step(self, batch: _Batch) -> torch.Tensor:
         """Run each row's last drawn token through the model, which adds it to the cache. Returns
         the logits after these tokens, [rows, vocab] float32."""
+        if self.capture is not None and is_joinable(batch.cache):
+            return self._fixed_step(batch, self.capture)
         batch.positions = batch.positions + 1
         batch.mask = F.pad(batch.mask, (0, 1), value=1)  # one more column on the right, visible
         return self._forward(batch.tokens[:, None], batch.mask, batch.positions, batch.cache)
+
+    def _fixed_step(self, batch: _Batch, capture: Capture) -> torch.Tensor:
+        """The same as `_step`, by steps that keep their sizes and are captured. If that turns out
+        to be impossible, later steps are computed as they come."""
+        if batch.fixed is not None and batch.fixed.are_over:
+            batch.end_fixed_steps()
+        if batch.fixed is None:
+            batch.fixed = FixedSteps(
+                self._forward, capture, batch.cache, batch.mask, batch.positions
+            )
+            batch.fixed.stop_rows(sorted(batch.ended))
+        logits = batch.fixed.step(batch.tokens)
+        if batch.fixed.why_not:
+            self.capture, self.why_not_captured = None, batch.fixed.why_not
+            batch.end_fixed_steps()
+        return logits
 
     def _padded(self, prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Pad the prompts on the left to one length.
@@ -366,85 +410,38 @@ def _prompt_of_row(prompts: Sequence[_WaitingPrompt], device: torch.device) -> t
 def _draw_tokens(
     batch: _Batch, logits: torch.Tensor, ending: Ending, on_completion: OnCompletion | None
 ) -> _Batch | None:
-    """Draw a token for each row from its logits [rows, vocab] and append it. Returns the batch
-    without the rows that end with this token, or None if all rows end. `on_completion` is called
-    for each row that ends."""
+    """Draw a token for each row from its logits [rows, vocab] and append it. Returns the batch, or
+    None if all its rows have ended. Rows that have ended leave it, while steps are captured only
+    once there are enough of them. `on_completion` is called for each row that ends."""
     # A token's random number follows from its row's key and from how many were drawn before it.
     drawn_before = torch.tensor([len(row.ids) for row in batch.rows], device=logits.device)
     random_numbers = uniforms(batch.keys, drawn_before)
     batch.tokens, logprobs = draw(logits, ending.params, random_numbers)
-    unfinished = _append_tokens(batch, logprobs, ending, on_completion)
-    if not unfinished:
+    ended_now = _append_tokens(batch, logprobs, ending, on_completion)
+    batch.ended.update(ended_now)
+    if not batch.alive:
         return None
-    if len(unfinished) < len(batch.rows):
-        batch.keep_rows(unfinished)
+    if batch.fixed is None or len(batch.ended) >= LEAVING_SHARE * len(batch.rows):
+        batch.drop_ended()
+    elif ended_now:
+        batch.fixed.stop_rows(ended_now)
     return batch
 
 
 def _append_tokens(
     batch: _Batch, logprobs: torch.Tensor, ending: Ending, on_completion: OnCompletion | None
 ) -> list[int]:
-    """Append to each row of the batch the token that it has drawn (`batch.tokens`), with its
-    log-probability.
+    """Append to each row of the batch that goes on the token that it has drawn (`batch.tokens`),
+    with its log-probability.
 
-    Returns the indices of the rows that go on. `on_completion` is called for the rows that end with
-    this token.
+    Returns the indices of the rows that end with this token, for which `on_completion` is called.
     """
-    unfinished = []
+    ended_now = []
     drawn_tokens = zip(batch.rows, batch.tokens.tolist(), logprobs.tolist(), strict=True)
     for index, (row, token, logprob) in enumerate(drawn_tokens):
-        ends = ending.append_token(row, token, logprob)
-        if not ends:
-            unfinished.append(index)
-        elif on_completion is not None:
-            on_completion(row.prompt, row.member, row.completion)
-    return unfinished
-
-
-def _select_rows(cache: DynamicCache, index: torch.Tensor) -> None:
-    """Replace the cache's rows by those with the numbers `index` [n] int64, in that order. A row
-    may be selected several times.
-
-    `reorder_cache` is the only way to select rows that every kind of layer has: layers with keys
-    and values, and layers with states of convolutions or linear attention.
-    """
-    cache.reorder_cache(index)  # pyright: ignore[reportArgumentType] - any int64 tensor will do
-
-
-def _is_joinable(cache: DynamicCache) -> bool:
-    """Whether rows can be added to this cache, and columns (token positions) dropped from it."""
-    return all(type(layer) in JOINABLE for layer in cache.layers)
-
-
-def _resize(cache: DynamicCache, columns: int) -> None:
-    """Make a cache `columns` (token positions) long: drop columns on its left, or add padding
-    there, which the mask must hide. A layer with a sliding window holds only the last columns, as
-    many as its window lets the next token see."""
-    for layer in cache.layers:
-        # Other layers hold states that do not grow with the columns; None: nothing is held yet.
-        if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
+        if index in batch.ended or not ending.append_token(row, token, logprob):
             continue
-        held_columns = columns
-        if isinstance(layer, DynamicSlidingWindowLayer):
-            layer.cumulative_length = columns
-            held_columns = min(columns, layer.sliding_window - 1)  # the next token is the last
-        missing = held_columns - layer.keys.shape[-2]  # if negative, so many columns are dropped
-        # Keys and values are [rows, heads, columns, dim]: only columns are padded, on the left.
-        layer.keys = F.pad(layer.keys, (0, 0, missing, 0))
-        layer.values = F.pad(layer.values, (0, 0, missing, 0))
-
-
-def _append_rows_of_layer(layer: object, fresh_layer: Any) -> None:
-    """Append the rows of `fresh_layer` to `layer`, in place. Both are the same layer of two caches
-    and have equally many columns (token positions). Keys, values and the states of convolutions and
-    linear attention are appended."""
-    # Not `elif` below: some layers have both keys with values, and states.
-    if isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None:
-        layer.keys = torch.cat([layer.keys, fresh_layer.keys])
-        layer.values = torch.cat([layer.values, fresh_layer.values])
-    if isinstance(layer, LinearAttentionLayer):
-        for name in ("conv_states", "recurrent_states"):
-            states: Any = getattr(layer, name)  # a layer may have several, by number
-            for number, fresh_state in getattr(fresh_layer, name).items():
-                if fresh_state is not None:  # None: not yet filled
-                    states[number] = torch.cat([states[number], fresh_state])
+        ended_now.append(index)
+        if on_completion is not None:
+            on_completion(row.prompt, row.member, row.completion)
+    return ended_now

@@ -34,6 +34,8 @@ class Network(Protocol):
         forward: names the implementation; why: what ruled out our own, "" if nothing did.
         kernels: names the functions between the matrix products; kernels_why: what ruled out others
             (fused_ops.py).
+        capture_why: why the sampler computes each step by itself although it might capture one, ""
+            if it does not or cannot; known once a sampler was made.
         vocab: how many ids have a token.
         shape: sizes of the model.
     """
@@ -42,6 +44,7 @@ class Network(Protocol):
     why: str
     kernels: str
     kernels_why: str
+    capture_why: str
     vocab: int
     shape: Shape
 
@@ -121,7 +124,7 @@ class DecoderNetwork:
     """
 
     forward = "own"
-    why = ""
+    why = capture_why = ""
 
     def __init__(self, decoder: Decoder, vocab: int, kernel_choice: Choice = AS_WRITTEN) -> None:
         """Keep the decoder and set its functions between the matrix products (norms, rotations,

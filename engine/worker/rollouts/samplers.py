@@ -41,7 +41,10 @@ def make_sampler(job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: siz
         UserError: NO_VLLM, if vLLM is asked for and not set up.
     """
     if not wants_server(job.config) or why_no_server(job, size):
-        return base.network.sampler(needs)
+        sampler = base.network.sampler(needs)
+        if why := base.network.capture_why:
+            job.event("sampler", f"steps of sampling are not captured: {why}", sampler="torch")
+        return sampler
     return start_vllm(job, base, needs, size)
 
 

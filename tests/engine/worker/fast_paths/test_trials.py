@@ -29,6 +29,7 @@ COMPUTABLE = [
     "bfloat16",
     "flash_attention",
     "decode_graph",
+    "transformers_graph",
     "float32_head",
     "shared_prompt",
     "onednn_products",

@@ -1,45 +1,21 @@
 """Sampling through transformers: places are refilled, and a model that samples otherwise than it is
 trained is refused before it trains."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import tiny_families
 import torch
+from cached_families import CACHES, answers_of, cached
 from tiny_decoders import VOCAB, tiny
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.network.hub_network import HubNetwork
-from engine.worker.network.sampler import Ending, Row, SamplerNeeds, SamplingParams
+from engine.worker.network.sampler import Ending, SamplerNeeds, SamplingParams
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 
 NEEDS = SamplerNeeds(0, [], lambda ids: "")
-# A kind of layer each: full, sliding (its window shorter than the answers), chunked attention;
-# linear attention; a recurrence beside attention; convolutions; keys and values of low rank.
-CACHES = ("qwen2", "gemma3-text", "llama4", "qwen3.5-text", "falcon-h1", "lfm2", "deepseek-v3")
-TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-
-
-def cached(name: str) -> Any:
-    family = tiny_families.FAMILIES[name]
-    torch.manual_seed(4)
-    facts = tiny_families.SHAPE | TOKENS | family.changes
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family.model_type, **facts))
-    return model.eval().requires_grad_(False)
-
-
-def answers_of(lengths: Sequence[int]) -> Any:
-    """In place of `Ending.append_token`: how long the answer to each prompt is."""
-
-    def take(_: Ending, row: Row, token: int, logprob: float) -> bool:
-        row.ids.append(token)
-        row.logprobs.append(logprob)
-        return len(row.ids) == lengths[row.prompt]
-
-    return take
 
 
 def count_passes(network: HubNetwork, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
