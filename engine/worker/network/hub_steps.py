@@ -1,9 +1,9 @@
 """Steps of sampling through transformers whose tensors keep their sizes and places, so that a GPU
 captures one step as a CUDA graph and repeats it.
 
-The first step of a window (as many tokens as there are spare columns) is computed as it is written;
-it counts, because states of linear attention move with every pass. The second is captured. What a
-captured step must not do, wait for numbers of the device, is looked for in the first.
+Of FIXED_STEPS steps the first is computed as it is written. It counts, because states of linear
+attention move with every pass. The second is captured. What a captured step must not do, wait for
+numbers of the device, is looked for in the first.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +14,11 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
-from engine.worker.network.hub_cache import SPARE_COLUMNS, fix, unfix
+from engine.worker.network.hub_cache import fix, unfix
 
+# Steps that share their tensors. A step reads as many columns as the last of them needs, and a
+# capture takes as long as a few steps.
+FIXED_STEPS = 128
 # (ids [rows, 1], mask [rows, columns], positions [rows, 1], cache) to logits [rows, vocab].
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, DynamicCache], torch.Tensor]
 # Runs a function once without its work being done, and returns what does the work, any number of
@@ -80,8 +83,12 @@ class CudaGraph:
         """Capture `step`. A call reads the same tensors, with the numbers they hold by then, and
         overwrites the tensor that `step` returned."""
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.out = step()
+        stream = torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(self.graph):
+                self.out = step()
+        finally:
+            torch.cuda.set_stream(stream)  # a capture that failed may leave its own
 
     def __call__(self) -> torch.Tensor:
         """Run the captured step once more. Returns the tensor that `step` returned, with new values
@@ -91,7 +98,7 @@ class CudaGraph:
 
 
 class FixedSteps:
-    """As many steps of a batch as there are spare columns, all on the same tensors.
+    """Up to FIXED_STEPS steps of a batch, all on the same tensors.
 
     Attributes:
         columns: how many columns (token positions) the rows have.
@@ -119,19 +126,19 @@ class FixedSteps:
         self.columns = mask.shape[1]
         self.why_not = ""
         self._steps = 0
-        self._mask = F.pad(mask, (0, SPARE_COLUMNS))  # hidden until they are written
+        self._mask = F.pad(mask, (0, FIXED_STEPS))  # hidden until they are written
         self._positions = positions.clone()
         self._ids = torch.zeros_like(positions)
         # 0 for a row that has ended: a later position might be beyond the model's last.
         self._moves = torch.ones_like(positions)
         self._next_column = torch.tensor([self.columns], device=mask.device)
-        self._counters = [self._next_column, *fix(cache, self._next_column, SPARE_COLUMNS)]
+        self._counters = [self._next_column, *fix(cache, self._next_column, FIXED_STEPS)]
         self._captured: Callable[[], torch.Tensor] | None = None
 
     @property
     def are_over(self) -> bool:
         """Whether no step can follow: all spare columns are written, or no step can be captured."""
-        return self._steps == SPARE_COLUMNS or bool(self.why_not)
+        return self._steps == FIXED_STEPS or bool(self.why_not)
 
     def stop_rows(self, numbers: Sequence[int]) -> None:
         """Let these rows, which have ended, stay at their position. What is computed of them from

@@ -13,7 +13,7 @@ from tiny_decoders import VOCAB, tiny
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.worker.core import switched_off
-from engine.worker.network import hub_cache, hub_network, hub_steps
+from engine.worker.network import hub_network, hub_steps
 from engine.worker.network.adapter import LoraSpec
 from engine.worker.network.hub_network import HubNetwork
 from engine.worker.network.hub_sampler import HubSampler
@@ -22,16 +22,15 @@ from engine.worker.network.sampler import Ending, SamplerNeeds, SamplingParams
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 
-SPARE = 8  # columns, so that a few tokens fill several windows
+STEPS = 8  # that share their tensors, so that an answer takes several such windows
 LENGTHS = [30, 3, 17, 1, 21, 5, 9, 25, 2]
 PROMPTS = [[3 + (7 * n + i) % 30 for i in range(2 + 5 * n % 11)] for n in range(len(LENGTHS))]
 NEEDS = SamplerNeeds(0, [], lambda ids: "", max_rows=4)
 
 
 @pytest.fixture(autouse=True)
-def few_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_cache, "SPARE_COLUMNS", SPARE)
-    monkeypatch.setattr(hub_steps, "SPARE_COLUMNS", SPARE)
+def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_steps, "FIXED_STEPS", STEPS)
 
 
 @pytest.fixture
@@ -93,7 +92,7 @@ def test_a_window_of_steps_is_computed_once_and_captured_once(
     sampler = sampler_of(model, TapedStep)
     passes = count_passes(model, monkeypatch)
     windows = 3
-    sampler.generate([[5, 6, 7], [8]], 2, SamplingParams(1 + SPARE * windows, 1.0, seed=2))
+    sampler.generate([[5, 6, 7], [8]], 2, SamplingParams(1 + STEPS * windows, 1.0, seed=2))
     # The prompts, and of each window one step as it is and one on tape.
     assert passes == [(2, 3)] + [(4, 1)] * 2 * windows
 
