@@ -179,8 +179,10 @@ bench: setup
 	$(PY) -m benchmarks.all --only "$(ONLY)" $(if $(FRESH),--fresh)
 
 # With WHEELS=folder nothing is fetched: what is missing here is installed from the wheels in it, and
-# our own packages are found through PYTHONPATH. make wheels-gpu fills the folder where an index is.
+# our own packages are found through PYTHONPATH. make wheels-gpu fills the folder where an index is;
+# with VLLM=1 also with TRL's vLLM, some gigabytes.
 WHEELS ?=
+VLLM ?=
 GPU_VENV := .bench/own
 NEEDED := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; extra = project["optional-dependencies"]; print(*project["dependencies"], *extra["train"], *extra["gpu"], sep="\n")
 
@@ -200,6 +202,10 @@ wheels-gpu: setup
 	$(PY) -m pip download --disable-pip-version-check --quiet --dest $(WHEELS) -r $(VENV)/needed.txt
 	$(PY) -c 'from benchmarks import peer; print(*peer.requirements(), sep="\n")' > $(VENV)/needed.txt
 	$(PY) -m pip download --disable-pip-version-check --quiet --dest $(WHEELS) -r $(VENV)/needed.txt
+ifneq ($(VLLM),)
+	$(PY) -c 'from benchmarks import peer; print(*peer.requirements(with_vllm=True), sep="\n")' > $(VENV)/needed.txt
+	$(PY) -m pip download --disable-pip-version-check --quiet --dest $(WHEELS) -r $(VENV)/needed.txt
+endif
 
 # Plants faults in a copy of the engine, one at a time; each must make its tests fail.
 mutants: setup

@@ -185,7 +185,7 @@ class Bench:
                 context = peer.running(python, BENCH / f"{name}.log", own_path())
                 self._peers[name] = context.__enter__()
                 self._stack.append((name, context))
-            except (OSError, subprocess.SubprocessError, peer.PeerFailed) as error:
+            except (OSError, peer.NoPeer, peer.PeerFailed) as error:
                 words = str(error).strip().splitlines() or [type(error).__name__]
                 self._why_no_peer[name] = f"TRL cannot be had here: {words[-1][:200]}"
                 raise Skipped(self._why_no_peer[name]) from error
@@ -194,7 +194,7 @@ class Bench:
         return self._peers[name]
 
     def _python_with_trl(self, limit_s: float, *, with_vllm: bool) -> Path:
-        """An interpreter that has TRL. Raises SubprocessError where none can be made in time."""
+        """An interpreter that has TRL. Raises NoPeer where none can be made in time."""
         if self.peer_python is not None:
             return self.peer_python
         wanted = ("trl", "vllm") if with_vllm else ("trl",)

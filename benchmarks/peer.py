@@ -22,12 +22,19 @@ SHARED = ("torch", "transformers", "peft", "tokenizers", "safetensors", "numpy")
 ENGINE = ("httpx", "psutil", "pydantic", "platformdirs")
 
 
+class NoPeer(Exception):
+    """The peer's environment cannot be had here; the text says what is missing."""
+
+
 class PeerFailed(Exception):
     """The peer could not do what was asked; the text is its traceback."""
 
 
-def requirements() -> list[str]:
-    """What the peer's environment holds; what both sides use, in the versions we have."""
+def requirements(*, with_vllm: bool = False) -> list[str]:
+    """What the peer's environment holds: what both sides use, in the versions we have; with vLLM in
+    the versions that fit each other."""
+    if with_vllm:
+        return [f"trl[vllm]=={TRL}", "peft", "accelerate", "datasets"]
     pinned = []
     for name in SHARED + ENGINE:
         try:
@@ -47,27 +54,40 @@ def ensure_venv(
     """The interpreter of the peer's environment, built when missing or for other versions.
 
     Args:
-        wheels: install from the wheels in this folder alone.
-        with_vllm: with vLLM beside TRL, in the versions that fit each other rather than ours.
+        wheels: install from the wheels in this folder alone, and what Python itself has: often a
+            torch for the GPU, where the folder holds one for a CPU.
+        with_vllm: with vLLM beside TRL.
         limit_s: seconds that installing may take; None for any.
 
-    Raises subprocess.SubprocessError where it cannot be built, or not in time.
+    Raises NoPeer where it cannot be built, or not in time.
     """
     python, stamp = folder / "bin" / "python", folder / "requirements.json"
-    wanted = (
-        [f"trl[vllm]=={TRL}", "peft", "accelerate", "datasets"] if with_vllm else requirements()
-    )
+    wanted = requirements(with_vllm=with_vllm)
     if stamp.is_file() and json.loads(stamp.read_text()) == wanted and python.is_file():
         return python
     print(f"building {folder} with {' '.join(wanted)}", file=sys.stderr, flush=True)
     stamp.unlink(missing_ok=True)
     if not python.is_file():
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        shared = ["--system-site-packages"] if wheels else []
+        _run([sys.executable, "-m", "venv", *shared, str(folder)], limit_s)
     source = ["--no-index", "--find-links", str(wheels)] if wheels else []
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, *source, *wanted], check=True, timeout=limit_s)
+    _run([*pip, *source, *wanted], limit_s)
     stamp.write_text(json.dumps(wanted))
     return python
+
+
+def _run(command: list[str], limit_s: float | None) -> None:
+    """Run a command. Raises NoPeer with its last error, or where it takes longer than `limit_s`
+    seconds."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoPeer(f"{type(error).__name__}: {error}"[:200]) from error
+    if done.returncode:
+        said = (done.stderr + done.stdout).strip().splitlines() or ["it said nothing"]
+        errors = [line for line in said if line.startswith("ERROR")]
+        raise NoPeer((errors or said)[-1][:200])
 
 
 class Peer:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import gpu, gpu_sides
+from benchmarks import gpu, gpu_sides, peer
 from benchmarks.cases import GPU_CASES, SELF_TEST, SHAPES, Case
 from benchmarks.gpu_sides import Bench, Late, Skipped, sides_of
 from engine.core.hardware import Device
@@ -139,18 +139,88 @@ def test_a_program_that_hangs_is_ended_at_its_limit():
 
 def test_what_cannot_be_had_is_a_reason(home: Home, tmp_path: Path, monkeypatch):
     def no_index(*_: Any, **__: Any) -> Path:
-        raise subprocess.CalledProcessError(1, "pip")
+        raise peer.NoPeer("ERROR: No matching distribution found for trl")
 
     monkeypatch.delenv("HONESMITH_VLLM_PYTHON", raising=False)
     monkeypatch.setattr(gpu_sides.peer, "ensure_venv", no_index)
     monkeypatch.setattr(gpu_sides, "_inputs", lambda case, limit_s: tmp_path)
     measuring = Bench(CPU, home)
-    for side, why in (("ours + vllm", "vLLM is not set up"), ("TRL dynamic", "TRL cannot be had")):
+    missing = "TRL cannot be had here: ERROR: No matching distribution found for trl"
+    for side, why in (
+        ("ours + vllm", "vLLM is not set up"),
+        ("TRL dynamic", missing),
+        ("TRL + vllm", missing),
+    ):
         with pytest.raises(Skipped, match=why):
             measuring.measure(SELF_TEST["grpo-try"], side, 60.0)
     small = Device("cpu", "a processor", "cpu", 1 << 30, 1 << 30)
     with pytest.raises(Skipped, match="its weights take"):
         Bench(small, home).measure(GPU_CASES["sft-8b"], "ours", 60.0)
+
+
+def test_trl_from_wheels_shares_what_python_has_and_a_missing_wheel_is_named(
+    tmp_path: Path, monkeypatch
+):
+    """A folder of wheels may hold a torch for a CPU; the machine has its own."""
+    commands: list[list[str]] = []
+    answers = {"errors": ""}
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        failed = "pip" in command and bool(answers["errors"])
+        errors = answers["errors"] if failed else ""
+        return subprocess.CompletedProcess(command, int(failed), "", errors)
+
+    monkeypatch.setattr(peer.subprocess, "run", run)
+    wheels = tmp_path / "wheels"
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    peer.ensure_venv(tmp_path / "a", wheels)
+    venv, pip = commands
+    assert "--system-site-packages" in venv
+    assert pip[pip.index("--no-index") :][:3] == ["--no-index", "--find-links", str(wheels)]
+    assert f"trl=={peer.TRL}" in pip
+    commands.clear()
+    peer.ensure_venv(tmp_path / "b", with_vllm=True)
+    assert "--system-site-packages" not in commands[0] and "--no-index" not in commands[1]
+    assert f"trl[vllm]=={peer.TRL}" in commands[1]
+    answers["errors"] = "looking\nERROR: No matching distribution found for vllm\n\nnotice: pip\n"
+    with pytest.raises(peer.NoPeer, match=r"^ERROR: No matching distribution found for vllm$"):
+        peer.ensure_venv(tmp_path / "c", wheels, with_vllm=True)
+
+
+class OutOfMemory:
+    """TRL's process on a device whose memory suffices once activations are recomputed."""
+
+    def __init__(self) -> None:
+        self.versions = {"vllm": ""}
+        self.asked: list[dict[str, Any]] = []
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append(request)
+        if not request.get("checkpointing"):
+            raise peer.PeerFailed("torch.OutOfMemoryError: CUDA out of memory")
+        return {"steps": 2, "seconds": 4.0, "cpu_s": 3.0, "rss_mb": 1000.0, "sample_s": 1.0}
+
+
+def test_trl_gets_less_to_hold_where_memory_does_not_suffice_and_is_skipped_without_vllm(
+    home: Home, tmp_path: Path, monkeypatch
+):
+    case = SELF_TEST["grpo-try"]
+    (tmp_path / "cases" / case.name).mkdir(parents=True)
+    rows = [{"tokens": 9, "prompt_tokens": 9}] * 40
+    (tmp_path / "cases" / case.name / "facts.json").write_text(json.dumps({"rows": rows}))
+    monkeypatch.setattr(gpu_sides, "_inputs", lambda case, limit_s: tmp_path)
+    other, measuring = OutOfMemory(), Bench(CPU, home)
+    measuring._peers |= {"trl": other, "vllm": other}  # pyright: ignore - it stands in for one
+    row = measuring.measure(case, "TRL dynamic", 60.0)
+    assert row["with"] == {"checkpointing": True} and row["step_s"] == 2.0
+    assert row["memory_gb"] == pytest.approx(1.048576)
+    assert row["rate"] == case.step_tokens * 2 / 4.0
+    assert [request["variant"] for request in other.asked] == ["dynamic", "dynamic"]
+    assert other.asked[0]["device"] == "cpu"
+    with pytest.raises(Skipped, match="TRL's environment has no vLLM"):
+        measuring.measure(case, "TRL + vllm", 60.0)
 
 
 @pytest.mark.bench
