@@ -1,7 +1,7 @@
 """Steps through transformers that are captured and repeated: the same tokens, and the host is not
 asked. A tape takes the place of a CUDA graph."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from cached_families import CACHES, answers_of, cached
 from taped_step import TapedStep
 from tiny_decoders import VOCAB, tiny
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.worker.core import switched_off
@@ -18,7 +19,7 @@ from engine.worker.network.adapter import LoraSpec
 from engine.worker.network.hub_network import HubNetwork
 from engine.worker.network.hub_sampler import HubSampler
 from engine.worker.network.hub_steps import Capture
-from engine.worker.network.sampler import Ending, SamplerNeeds, SamplingParams
+from engine.worker.network.sampler import Ending, SamplerNeeds, SamplingParams, new_rows
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 
@@ -95,6 +96,50 @@ def test_a_window_of_steps_is_computed_once_and_captured_once(
     sampler.generate([[5, 6, 7], [8]], 2, SamplingParams(1 + STEPS * windows, 1.0, seed=2))
     # The prompts, and of each window one step as it is and one on tape.
     assert passes == [(2, 3)] + [(4, 1)] * 2 * windows
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operations that are launched; views launch nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_repeated_step_launches_as_much_for_every_model() -> None:
+    """What is left is drawing the tokens and moving on by one column."""
+
+    class Replayed(TapedStep):
+        """A graph is one launch, which a tape would take apart."""
+
+        def __call__(self) -> torch.Tensor:
+            return self.out
+
+    params = SamplingParams(40, 1.0, seed=2)
+    repeated, computed = set(), []
+    for name in CACHES:
+        model = cached(name)
+        for capture in (Replayed, None):
+            rows = new_rows(4, 1, params)
+            rounds = sampler_of(model, capture)._rounds([[5, 6, 7]] * 4, rows, params, None)
+            for _ in range(3):  # the prompts, a step as it is, one on tape
+                next(rounds)
+            with Launches() as launches:
+                next(rounds)
+            rounds.close()
+            repeated.add(launches.count) if capture else computed.append(launches.count)
+    assert len(repeated) == 1
+    assert min(computed) > 4 * max(repeated)  # of models of two layers
 
 
 @pytest.mark.usefixtures("uneven")
