@@ -67,9 +67,11 @@ def ensure_venv(
         return python
     print(f"building {folder} with {' '.join(wanted)}", file=sys.stderr, flush=True)
     stamp.unlink(missing_ok=True)
-    if not python.is_file():
-        shared = ["--system-site-packages"] if wheels else []
+    if wheels:  # made anew, because the wheels may not hold what replaces its other versions
+        shared = ["--clear", "--system-site-packages"]
         _run([sys.executable, "-m", "venv", *shared, str(folder)], limit_s)
+    elif not python.is_file():
+        _run([sys.executable, "-m", "venv", str(folder)], limit_s)
     source = ["--no-index", "--find-links", str(wheels)] if wheels else []
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
     _run([*pip, *source, *wanted], limit_s)

@@ -35,7 +35,7 @@ class _Tape(TorchDispatchMode):
 
 
 class TapedStep:
-    """A step on a tape, in the place of `hub_steps.CudaGraph`. A call runs it once more."""
+    """A step on a tape, in the place of `hub_cache.CudaGraph`. A call runs it once more."""
 
     def __init__(self, step: Callable[[], torch.Tensor]) -> None:
         tape = _Tape()

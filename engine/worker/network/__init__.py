@@ -7,10 +7,9 @@ Start with `policy.py`, then `network.py`.
     decode.py          our own sampler: which rows decode together, refilled as they end
     decode_forward.py  the decoder without gradients: prompts at once, then token by token
     decoder.py         our own forward of dense decoders
-    hub_cache.py       keys and values of rows that transformers samples, with room for more
+    hub_cache.py       keys and values of rows that transformers samples; steps as CUDA graphs
     hub_network.py     the same through transformers and PEFT, for every other model
     hub_sampler.py     sampling on a transformers model, refilled as rows end
-    hub_steps.py       its steps captured as CUDA graphs
     network.py         a base as training sees it: rows in, log-probabilities out
     policy.py          base with adapter and reference; loading both
     room.py            what has to fit into the device, as the estimate counted it

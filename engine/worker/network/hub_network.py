@@ -24,8 +24,8 @@ from engine.worker.core.batch import Batch, Row, collate, microbatches
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.trajectory import Completion
 from engine.worker.network.adapter import Adapter, LoraSpec, require_same_shapes
+from engine.worker.network.hub_cache import Capture, CudaGraph
 from engine.worker.network.hub_sampler import HubSampler
-from engine.worker.network.hub_steps import Capture, CudaGraph
 from engine.worker.network.network import PackedOrPadded
 from engine.worker.network.sampler import Sampler, SamplerNeeds, SamplingParams
 from engine.worker.network.shape import Shape

@@ -6,7 +6,7 @@ answer delays no other. For that the cache of prompts that were just read is joi
 the rows under way: both end in the same column (token position), and the shorter one is padded on
 the left.
 
-On a GPU steps are captured as CUDA graphs (hub_steps.py). A captured step keeps its sizes, so rows
+On a GPU steps are captured as CUDA graphs (hub_cache.py). A captured step keeps its sizes, so rows
 that have ended stay in the batch until there are enough of them.
 """
 
@@ -24,13 +24,14 @@ from transformers import DynamicCache, PreTrainedModel
 from engine.worker.core import pulse
 from engine.worker.core.trajectory import Completion
 from engine.worker.network.hub_cache import (
+    Capture,
+    FixedSteps,
     append_rows,
     is_joinable,
     new_cache,
     resize,
     select_rows,
 )
-from engine.worker.network.hub_steps import Capture, FixedSteps
 from engine.worker.network.sampler import (
     Ending,
     OnCompletion,

@@ -10,14 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
 from engine.worker.network import hub_cache
-from engine.worker.network.hub_cache import (
-    SPARE_COLUMNS,
-    fix,
-    new_cache,
-    resize,
-    select_rows,
-    unfix,
-)
+from engine.worker.network.hub_cache import SPARE_COLUMNS, new_cache, resize, select_rows
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 
@@ -124,7 +117,7 @@ def test_fixed_steps_leave_what_growing_ones_leave(name: str, before: int) -> No
     for cache in (ours, theirs):
         feed(cache, [before])
     next_column = torch.tensor([before])
-    counters = [next_column, *fix(ours, next_column, spare=20)]
+    counters = [next_column, *hub_cache._fix(ours, next_column, spare=20)]
     assert all(ours.layers[index].is_compileable for index in attends(ours))
     for number in range(12):
         for index in attends(ours):
@@ -137,7 +130,7 @@ def test_fixed_steps_leave_what_growing_ones_leave(name: str, before: int) -> No
             assert held <= columns
         for counter in counters:
             counter += 1
-    unfix(ours, steps=12)
+    hub_cache._unfix(ours, steps=12)
     for a, b in zip(feed(ours, [1, 1], 9), feed(theirs, [1, 1], 9), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 

@@ -36,7 +36,11 @@ def base_of(model: str) -> Any:
     facts = MODELS[model]
     shape = SimpleNamespace(context=facts.max_positions, vocab=facts.vocab)
     network = SimpleNamespace(
-        device=torch.device("cuda"), dtype=torch.bfloat16, forward="own", shape=shape
+        device=torch.device("cuda"),
+        dtype=torch.bfloat16,
+        forward="own",
+        shape=shape,
+        capture_why="",
     )
     return SimpleNamespace(network=network, path=Path("/model"), vocab=facts.vocab)
 
@@ -101,6 +105,18 @@ def test_a_server_without_room_is_replaced_by_our_own_sampler_with_the_reason():
         job.config = GRPOConfig.model_construct(settings=settings)
         assert samplers.make_sampler(job, base, None, cell.plan.job) == "our own"  # pyright: ignore
     assert "switched off on this device: it does not wake up" in events[-1][1]
+
+
+def test_steps_that_cannot_be_captured_are_told_with_the_reason():
+    events: list[tuple[Any, ...]] = []
+    config = SFTConfig.model_construct(settings=None)
+    job = SimpleNamespace(config=config, event=lambda *told, **more: events.append(told))
+    base = base_of("Qwen3-4B")
+    base.network.sampler = lambda needs: "our own"
+    base.network.capture_why = "a step needs aten.nonzero, for which the host waits"
+    assert samplers.make_sampler(job, base, None, None) == "our own"  # pyright: ignore
+    ((name, why),) = events
+    assert name == "sampler" and why.endswith("not captured: " + base.network.capture_why)
 
 
 def machine_with(total: int, free: int) -> Hardware:

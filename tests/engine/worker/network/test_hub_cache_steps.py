@@ -14,11 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.worker.core import switched_off
-from engine.worker.network import hub_network, hub_steps
+from engine.worker.network import hub_cache, hub_network
 from engine.worker.network.adapter import LoraSpec
+from engine.worker.network.hub_cache import Capture
 from engine.worker.network.hub_network import HubNetwork
 from engine.worker.network.hub_sampler import HubSampler
-from engine.worker.network.hub_steps import Capture
 from engine.worker.network.sampler import Ending, SamplerNeeds, SamplingParams, new_rows
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
@@ -31,7 +31,7 @@ NEEDS = SamplerNeeds(0, [], lambda ids: "", max_rows=4)
 
 @pytest.fixture(autouse=True)
 def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_steps, "FIXED_STEPS", STEPS)
+    monkeypatch.setattr(hub_cache, "FIXED_STEPS", STEPS)
 
 
 @pytest.fixture
