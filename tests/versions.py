@@ -28,6 +28,8 @@ TESTS = (
     "tests/engine/models/sizing/test_layers.py",
     "tests/engine/worker/ops/test_attention.py",
     "tests/engine/worker/ops/test_kernels.py",
+    "tests/engine/worker/network/test_hub_cache.py",
+    "tests/engine/worker/network/test_hub_cache_steps.py",
     "tests/engine/worker/network/test_hub_network.py",
     "tests/engine/worker/network/test_hub_network_sampling.py",
     "tests/engine/worker/network/test_network.py",
