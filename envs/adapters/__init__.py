@@ -5,6 +5,7 @@ and its part of docs/adapters.md.
 
     flash.py           the SDK `freesolo`: single turn, several turns, evaluation suites
     gymnasium_text.py  gymnasium environments that are played in words
+    harbor.py          folders of Harbor tasks, played in a sandbox
     load.py            makes an Env of a folder with [adapter]
     mcp.py             the tools of an MCP server, called on the way to an answer
     openenv.py         servers that speak OpenEnv's protocol

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 _PROGRAMS = Path(__file__).resolve().parents[1] / "adapters" / "programs"
+LOCAL = "local"  # the provider of sandboxes that is the rollout's own box
+# The folders that a Harbor task expects. /tmp is left out where something needed is below it.
+ROOMS = ("/app", "/tests", "/logs", "/solution", "/tmp")
 SERVER_PORT = "PORT"  # the environment variable that tells a server of the folder its port
 
 
@@ -36,6 +39,7 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     "flash": Kind("flash", ("freesolo==0.4.2",)),
     "gymnasium": Kind("gymnasium_text", ("gymnasium==1.4.0",)),
+    "harbor": Kind("harbor", program="harbor_rollout.py"),
     "mcp": Kind("mcp"),
     "openenv": Kind("openenv", ("openenv==0.10.0",), serves=True),
     "reasoning-gym": Kind("reasoning_gym", ("reasoning-gym==0.1.25",)),
@@ -68,6 +72,23 @@ class Adapter:
         """The command that plays one rollout: python3 and the path of the format's program. Only
         for a format that has a `program`."""
         return ("python3", str(_PROGRAMS / self.format.program))
+
+    @property
+    def rooms(self) -> tuple[str, ...]:
+        """The paths at which the environment finds empty folders of its own: those of Harbor tasks
+        that are played in its own box."""
+        return ROOMS if self.kind == "harbor" and self._provider == LOCAL else ()
+
+    @property
+    def rents(self) -> bool:
+        """Whether a rollout takes a sandbox elsewhere, which it gives back at its end."""
+        return self.kind == "harbor" and self._provider != LOCAL
+
+    @property
+    def _provider(self) -> str:
+        """The provider of sandboxes that [adapter.sandbox] names; LOCAL if it names none."""
+        sandbox = self.options.get("sandbox", {})
+        return str(sandbox.get("provider", LOCAL)) if isinstance(sandbox, dict) else LOCAL
 
     @property
     def serves(self) -> bool:

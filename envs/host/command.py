@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envs.config.settings import Limits, Rollout
+from envs.config.settings import Limits, Rollout, read_settings
 from envs.host.launch import Program
 from envs.host.pipe import Fault, Pipe, reach_of
 from envs.host.process import checked_score, failed_score
@@ -29,6 +29,7 @@ SUCCEEDED, FAILED = 0, 1  # exit statuses; any other means that the program did 
 KEPT_BYTES = 1 << 20  # how much of the end of the program's output is kept
 HELLO_BYTES = 16 << 10  # of the beginning of the output, where the parent tells of the isolation
 END_SECONDS = 10.0  # the parent's time to kill everything once the program's time is up
+GRACE_SECONDS = 3.0  # of those, for a program that has rented a sandbox to give it back
 START_SECONDS = 30.0  # time to prepare the sandbox; a busy machine takes long
 OUTPUT_CHARS = 64_000  # how much of the end of its output a reward server is told
 SHOWN_CHARS = 300  # how much of the last output a message shows
@@ -113,6 +114,7 @@ class CommandRun(Pipe):
             reward_file=rollout.reward_file if rollout.reward == "file" else "",
             gateway=parent_end.detach(),
             seal=self._seal,
+            grace_s=GRACE_SECONDS if _rents(commands.source) else 0.0,
         )
         super().__init__(
             commands.source,
@@ -225,6 +227,13 @@ class CommandRun(Pipe):
         with contextlib.suppress(AttributeError):  # the start failed before there was a listener
             self.listener.close()
         super().close()
+
+
+def _rents(source: Path) -> bool:
+    """Whether the command of a folder rents something that it should give back when it is ended.
+    Raises EnvProblem if environment.toml cannot be read."""
+    adapter = read_settings(source).adapter
+    return adapter is not None and adapter.rents
 
 
 def _has_open_network(output_start: bytes) -> bool:

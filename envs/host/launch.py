@@ -28,12 +28,15 @@ class Program:
             socket that the program can reach.
         seal: a secret that the parent repeats at the end, so that no output of the program can
             imitate the parent's last message.
+        grace_s: when the program is ended before it is done, how long it may take after SIGTERM to
+            give back what it has rented; 0 ends it at once.
     """
 
     command: tuple[str, ...]
     reward_file: str
     gateway: int
     seal: str
+    grace_s: float = 0.0
 
 
 @dataclass(frozen=True)

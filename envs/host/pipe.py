@@ -559,9 +559,12 @@ def _variables(
 
 def reach_of(source: Path) -> Reach:
     """Return what the user code of a folder may reach besides its own files: a server of its own,
-    if its adapter starts one. Raises EnvProblem if environment.toml cannot be read."""
+    if its adapter starts one, and the rooms that it plays in. Raises EnvProblem if environment.toml
+    cannot be read."""
     adapter = read_settings(source).adapter
-    return Reach(serves=adapter is not None and adapter.serves)
+    if adapter is None:
+        return Reach()
+    return Reach(serves=adapter.serves, rooms=adapter.rooms)
 
 
 def _reported_fault(reply: Reply) -> Fault:

@@ -10,10 +10,14 @@ reward file through that descriptor. Standard library only; imported only when n
 import contextlib
 import json
 import os
+import select
 import shutil
+import signal
 import socket
 import stat
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -101,6 +105,22 @@ class ProgramBox:
         socket.send_fds(self._sender, [b"."], [descriptor])  # a descriptor needs a byte with it
         os.close(descriptor)
         self._sender.close()
+
+    def let_end(self, pids: Sequence[int]) -> None:
+        """Tell the program (`pids` is its pid) to give back what it has rented, and wait until it
+        has ended, at most its grace. Called in the parent."""
+        if not self.program.grace_s:
+            return
+        deadline = time.monotonic() + self.program.grace_s
+        for pid in pids:
+            # A descriptor, which becomes readable at its end: another process may be its parent.
+            with contextlib.suppress(OSError):
+                descriptor = os.pidfd_open(pid)
+                try:
+                    os.kill(pid, signal.SIGTERM)
+                    select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+                finally:
+                    os.close(descriptor)
 
     def ending(self, all_dead: bool) -> dict[str, object]:
         """Return what the client needs to know at the end besides the exit status. Called in the

@@ -18,7 +18,6 @@ import select
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -47,7 +46,7 @@ from envs.config.problem import EnvProblem  # noqa: E402
 from envs.host import child  # noqa: E402
 from envs.host.launch import Launch, Program  # noqa: E402
 from envs.host.redact import SecretFilter  # noqa: E402
-from envs.isolation import confine, kernel, namespaces, packages, sandbox  # noqa: E402
+from envs.isolation import confine, descendants, kernel, namespaces, packages, sandbox  # noqa: E402
 from envs.isolation.sandbox import Reach  # noqa: E402
 from envs.json_types import Reply  # noqa: E402
 
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
 LIFELINE = 0  # a pipe from the client: when the client closes it or dies, everything is killed
 LOG_LINE = 8192  # a longer line is cut, so that nothing unbounded is held in memory
 TAIL = 1500  # bytes of the last output that are kept for messages
-KILL_SECONDS = 5.0  # time to kill all descendants; whatever survives longer is left behind
 
 
 class Log:
@@ -140,7 +138,7 @@ def main() -> None:
         ending = _run_to_end(launch, box, spaces)
         _report_ending(launch.replies, ending)
     finally:
-        _kill_descendants(group=0)
+        descendants.kill_all(group=0)
         shutil.rmtree(box, ignore_errors=True)
 
 
@@ -180,7 +178,11 @@ def _run_to_end(launch: Launch, box: Path, spaces: str) -> dict[str, object]:
     for fd in (output_writer, status_writer, launch.requests):
         os.close(fd)
     ending = _watch(pid, output_reader, log, status_reader)
-    all_dead = _kill_descendants(group=pid)
+    if program:
+        children = descendants.by_parent()
+        if pid in children.get(os.getpid(), []):  # the client has left, and it has not ended
+            program.let_end(children.get(pid, []) if spaces == "own" else [pid])
+    all_dead = descendants.kill_all(group=pid)
     _drain(output_reader, log)  # what was printed since the last read
     program_ending = program.ending(all_dead) if program else {}
     return {**ending, **program_ending, "tail": log.close()}
@@ -221,10 +223,13 @@ def _fork_child(
         os.environ[PLACE] = f"http://127.0.0.1:{reach.gateway}"
     if reach.serves:
         reach = replace(reach, server=namespaces.port_for_server())
+    reach = _with_rooms(reach, spaces)
+    inside = Path(namespaces.BOX_INSIDE) if reach.rooms else box  # where the child finds its box
     confine_process = partial(  # called in the child, because `close` confines the caller
-        sandbox.confine_process, limits, launch.sandbox, box, uid, spaces, offline, reach
+        sandbox.confine_process, limits, launch.sandbox, inside, uid, spaces, offline, reach
     )
-    run_child = _child_runner(launch, confine_process, spaces, output_writer, program)
+    child_launch = replace(launch, box=str(inside))
+    run_child = _child_runner(child_launch, confine_process, spaces, output_writer, program)
     pid = os.fork()
     if pid != 0:
         return pid
@@ -232,11 +237,31 @@ def _fork_child(
         if spaces == "own":
             owner_uid = os.geteuid() if uid is None else uid
             namespaces.first_process(  # forks the child, and never returns
-                str(box), owner_uid, launch.room_mb, status_writer, run_child, reach.writable
+                str(box),
+                owner_uid,
+                launch.room_mb,
+                status_writer,
+                run_child,
+                reach.writable,
+                reach.rooms,
             )
         run_child()
+    except OSError as error:  # the folders that the environment asks for
+        os.write(output_writer, f"{', '.join(reach.rooms)} cannot be made: {error}\n".encode())
     finally:
         os._exit(1)  # reached only if something failed: `run_child` leaves the process
+
+
+def _with_rooms(reach: Reach, spaces: str) -> Reach:
+    """Return `reach` with those of its rooms that can be made, and name them in the child's
+    environment variables. `spaces` says who made the namespaces; rooms need our own."""
+    our_package = str(Path(__file__).resolve().parents[1])
+    needed = [*reach.readable, *reach.writable, our_package]
+    rooms = namespaces.rooms_for(reach.rooms, needed) if spaces == "own" else ()
+    os.environ.pop(namespaces.ROOMS_SAID, None)
+    if rooms:
+        os.environ[namespaces.ROOMS_SAID] = ":".join(rooms)
+    return replace(reach, rooms=rooms)
 
 
 def _child_runner(
@@ -403,7 +428,7 @@ def _separate(work: Path, output: int) -> None:
     the working folder; HOME and TMPDIR name it too.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # only the parent needs the inherited handler
-    os.setpgid(0, 0)  # `_kill_descendants` kills this group
+    os.setpgid(0, 0)  # `descendants.kill_all` kills this group
     os.chdir(work)
     os.environ.update(HOME=str(work), TMPDIR=str(work))
     null = os.open(os.devnull, os.O_RDONLY)
@@ -539,57 +564,6 @@ def _drain(output: int, log: Log, max_reads: int = 64) -> bool:
             return False
         log.feed(data)
     return True
-
-
-def _kill_descendants(group: int) -> bool:
-    """Kill all descendants of this process, for at most KILL_SECONDS; return whether none is left.
-
-    Orphans become children of this process (their subreaper), so none escapes. `group` is the
-    child's process group, which is killed too; 0 for none.
-    """
-    deadline = time.monotonic() + KILL_SECONDS
-    while time.monotonic() < deadline:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if group:
-                os.killpg(group, signal.SIGKILL)
-        try:
-            reaped_pid = -1
-            while reaped_pid != 0:  # 0: children are left, and none of them has ended
-                reaped_pid, _status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:  # no child is left
-            return True
-        for descendant in _descendants():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(descendant, signal.SIGKILL)
-        time.sleep(0.002)
-    return False
-
-
-def _descendants() -> list[int]:
-    """Return the pids of all descendants of this process; [] if this is not Linux."""
-    if not kernel.LINUX:
-        return []
-    children_of = _children_by_parent()
-    descendants: list[int] = []
-    unvisited = [os.getpid()]
-    while unvisited:
-        child_pids = children_of.get(unvisited.pop(), [])
-        descendants += child_pids
-        unvisited += child_pids
-    return descendants
-
-
-def _children_by_parent() -> dict[int, list[int]]:
-    """Return, for all processes in /proc, pid of a parent -> the pids of its children."""
-    children: dict[int, list[int]] = {}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():  # the folder of a process
-            with contextlib.suppress(OSError):  # the process has ended meanwhile
-                line = Path(entry.path, "stat").read_bytes()
-                # It is "pid (name) state parent ...", and the name may hold any character.
-                _state, parent, *_ = line.rpartition(b")")[2].split()
-                children.setdefault(int(parent), []).append(int(entry.name))
-    return children
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 with `sandbox.py`.
 
     confine.py     limits, another uid, no network
-    inner_box.py   the second box, around code a model wrote
+    descendants.py  every process that was started here, killed to the last
+    inner_box.py   the second box, around code or commands a model wrote
     kernel.py      calls the standard library does not have, and every option of prctl
     landlock.py    which files may be reached
     namespaces.py  own processes, network and mounts, by ourselves or bubblewrap

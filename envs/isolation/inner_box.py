@@ -33,3 +33,29 @@ def confine_process(readable: list[str], writable: list[str], keeper: int) -> No
     with contextlib.suppress(OSError):
         holds_truncation = abi >= landlock.HOLDS_TRUNCATION  # else seccomp has to forbid it
         seccomp.install(network=False, signals=False, processes=False, truncate=holds_truncation)
+
+
+def confine_commands(readable: list[str], writable: list[str]) -> bool:
+    """Confine this process, which is to become a command that a model wrote, for good.
+
+    Afterwards the process and all that it starts have no network, see only the given paths, and
+    reach no process outside by signals or tracing. They may start programs. Returns False if this
+    kernel does not confine files, so that the command must not run. Raises OSError if it refuses
+    the filter of system calls.
+
+    Args:
+        readable: paths that it may read.
+        writable: paths that it may read and write.
+    """
+    kernel.forbid_new_privileges()
+    with contextlib.suppress(OSError):
+        kernel.drop_capabilities()
+    abi = 0  # the version of Landlock; 0 for none
+    with contextlib.suppress(OSError):
+        abi = landlock.restrict(readable, writable, network=False)
+    seccomp.install(
+        network=False,
+        signals=abi >= landlock.HOLDS_SIGNALS,  # else it could end the process that started it
+        truncate=abi >= landlock.HOLDS_TRUNCATION,
+    )
+    return abi > 0

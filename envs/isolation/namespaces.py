@@ -21,6 +21,8 @@ _BWRAP_SECONDS = 5.0
 BACKLOG = 64  # how many connections of user code may wait to be accepted
 _GET_FLAGS, _SET_FLAGS, _IS_UP = 0x8913, 0x8914, 1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP
 _FILES = 50_000  # how many files an environment may have at once
+BOX_INSIDE = "/honesmith"  # where a process with rooms finds its private folder
+ROOMS_SAID = "HONESMITH_ROOMS"  # the variable that names its rooms, with ":" between them
 _ALWAYS = kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 
 
@@ -178,6 +180,7 @@ def first_process(
     status: int,
     run_child: Callable[[], None],
     writable: Iterable[str] = (),
+    rooms: Sequence[str] = (),
 ) -> NoReturn:
     """Act as the first process of the namespaces (pid 1); never return.
 
@@ -194,9 +197,15 @@ def first_process(
         status: descriptor to write the exit status to: as text, the number that os.waitpid gives.
         run_child: what the child does.
         writable: further folders that stay writable.
+        rooms: paths right below "/" at which the child finds empty folders of its own, whatever the
+            machine has there; with them `box` is at BOX_INSIDE.
+
+    With `rooms`, raises OSError if they cannot be made.
     """
     kernel.die_with_parent()
     _mount_files(box, uid, room_mb, writable)
+    if rooms:
+        _enter_rooms(box, uid, rooms)
     child_pid = os.fork()
     if child_pid == 0:
         run_child()
@@ -248,3 +257,55 @@ def _make_read_only_except(writable: Sequence[str]) -> None:
     kernel.set_read_only("/", is_read_only=True, recursive=True)
     for folder in writable:
         kernel.set_read_only(folder, is_read_only=False, recursive=False)
+
+
+def rooms_for(wanted: Sequence[str], needed: Iterable[str]) -> tuple[str, ...]:
+    """Return those of the paths in `wanted` that can be rooms: all but the ones that would hide a
+    folder in `needed`, such as /tmp where the interpreter is below it."""
+    real_paths = {os.path.realpath(path) for path in needed}
+    return tuple(
+        room for room in wanted if not any(path.startswith(f"{room}/") for path in real_paths)
+    )
+
+
+def _enter_rooms(box: str, uid: int, rooms: Sequence[str]) -> None:
+    """Give this process and its children another root folder: everything of the present one, and
+    the rooms.
+
+    The rooms are in `work` of `box`, so they share its limit on size; `uid` owns them. `box` itself
+    is at BOX_INSIDE. The new root is read-only. Raises OSError if the kernel refuses a step.
+    """
+    root = f"{box}/root"
+    os.mkdir(root)
+    kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=1m")
+    hidden = {path.lstrip("/") for path in (*rooms, BOX_INSIDE)}
+    for entry in sorted(os.scandir("/"), key=lambda each: each.name):
+        if entry.name not in hidden:
+            _show_again(entry, f"{root}/{entry.name}")
+    for room in rooms:
+        folder = f"{box}/work/rooms{room}"
+        os.makedirs(folder)
+        os.chown(folder, uid, -1)  # the group stays
+        _bind(folder, root + room)
+    _bind(box, root + BOX_INSIDE)
+    _bind(f"{box}/work", f"{root}{BOX_INSIDE}/work")
+    kernel.set_read_only(root, is_read_only=True, recursive=False)
+    os.chroot(root)
+    os.chdir("/")
+
+
+def _show_again(entry: "os.DirEntry[str]", target: str) -> None:
+    """Make an entry of the root folder visible at `target`: a link as a link, a folder with
+    everything that is mounted in it. Files are left out."""
+    if entry.is_symlink():
+        os.symlink(os.readlink(entry.path), target)
+    elif entry.is_dir():
+        os.mkdir(target)
+        kernel.mount(entry.path, target, None, kernel.MS_BIND | kernel.MS_REC)
+
+
+def _bind(folder: str, target: str) -> None:
+    """Mount a folder at `target` as well, which is made if it is not there; without what is mounted
+    in it."""
+    os.makedirs(target, exist_ok=True)
+    kernel.mount(folder, target, None, kernel.MS_BIND)

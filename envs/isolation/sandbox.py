@@ -83,6 +83,8 @@ class Reach:
         serves: whether it starts a server on loopback for its own use.
         gateway: the port of the trainer's HTTP server for rollouts, 0 for none.
         server: the port of its own server, on which it may also listen, 0 for none.
+        rooms: paths right below "/" at which it finds empty folders of its own. They need
+            namespaces; without them it finds what the machine has there.
     """
 
     readable: tuple[str, ...] = ()
@@ -91,6 +93,7 @@ class Reach:
     serves: bool = False
     gateway: int = 0
     server: int = 0
+    rooms: tuple[str, ...] = ()
 
     @property
     def own_ports(self) -> tuple[int, ...]:
@@ -361,6 +364,7 @@ def _restrict_files(limits: Limits, box: Path, spaces: str, reach: Reach) -> int
     # shows that it did, because /proc is mounted after /dev/shm.
     shared_memory = ["/dev/shm"] if spaces == "own" and has_own_proc else []
     writable = [str(box / "work"), *_DEVICES, *shared_memory, *reach.writable]
+    writable += reach.rooms if spaces == "own" else ()
     network, ports = limits.network, reach.ports
     if reach.own_ports and not network:  # TCP stays allowed, to these ports alone
         network, ports = True, reach.own_ports

@@ -24,7 +24,9 @@ KINDS = {
     "review_sentiment": "single",
     "shell_agent": "command",
     "llm_agent": "command",
+    "harbor_tasks": "command",
 }
+FEW_TASKS = ("harbor_tasks",)  # a folder each, written by hand
 
 
 def every_environment() -> list[Path]:
@@ -44,7 +46,7 @@ def test_it_loads_and_passes_its_audit(folder: Path, start):
     described = process.describe()
     assert described["kind"] == KINDS[folder.name]
     rows = process.tasks()
-    assert len(rows) >= 100
+    assert len(rows) >= (3 if folder.name in FEW_TASKS else 100)
     second = start(folder)
 
     def fresh():

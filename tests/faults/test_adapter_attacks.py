@@ -162,7 +162,8 @@ def played(stage: Path, python: str, who: str, order: dict[str, Any]) -> dict[st
 
 
 def test_every_format_is_attacked():
-    assert {*KINDS, "a command"} <= FORMATS.keys()
+    # Code of a Harbor task runs in a box inside alone: tests/envs/sandboxes/test_local.py.
+    assert {*KINDS, "a command"} - {"harbor"} <= FORMATS.keys()
     assert set(FEW) <= chosen(NOBODY, Path("/")).keys()
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from engine.worker.core import pulse
 from engine.worker.core.trajectory import Group, Trajectory
@@ -157,7 +158,9 @@ class _Playground:
             app = RolloutServer(session, self.batcher, key).app()
             stop = self.loop.serve(app, run.listener)
             try:
-                run.begin(row, _environment_variables(row, run.base_url, key))
+                variables = _environment_variables(row, run.base_url, key)
+                variables["HONESMITH_ENV"] = _version_in_words(self.commands.source)
+                run.begin(row, variables)
                 return run.wait()
             finally:
                 session.close()
@@ -177,6 +180,12 @@ class _Playground:
             with self.lock:
                 self.running.discard(run)
             self.batcher.wake()  # a batch is complete with fewer questions now
+
+
+def _version_in_words(source: Path) -> str:
+    """Return the id of a version of an environment, "harbor@0123456789ab", from the path of its
+    files, `source`, which a version has in a folder of its own."""
+    return f"{source.parents[1].name}@{source.parent.name[:12]}"
 
 
 def _row_for_program(task: TaskRow, prompt: list[ChatMessage]) -> TaskRow:

@@ -1,5 +1,6 @@
 """What several adapters share.
 
+harbor_task.py       one Harbor task: its folder, what it needs, what is refused
 local_server.py      starts a server from the folder and asks it over loopback
 mcp_stdio.py         an MCP client over the standard streams of a server
 options.py           reads the options of [adapter] into a dataclass

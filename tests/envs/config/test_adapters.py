@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import envs.adapters
-from envs.config.adapters import KINDS
+from envs.config.adapters import KINDS, Adapter
 from envs.config.problem import EnvProblem
 from envs.config.settings import read_settings
 
@@ -41,3 +41,18 @@ def test_a_kind_with_a_program_is_a_command_with_the_limits_of_rollout(tmp_path:
     assert (settings.rollout.seconds, settings.rollout.reward) == (9, "stdout")
     assert settings.rollout.command[1].endswith("programs/synth_rollout.py")
     assert settings.adapter.serves
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "rooms", "rents"),
+    [
+        ("harbor", {}, True, False),
+        ("harbor", {"sandbox": {"provider": "local"}}, True, False),
+        ("harbor", {"sandbox": {"provider": "e2b"}}, False, True),
+        ("harbor", {"sandbox": "e2b"}, True, False),  # refused where the options are read
+        ("synth", {"sandbox": {"provider": "e2b"}}, False, False),
+    ],
+)
+def test_harbor_tasks_have_rooms_in_their_own_box_or_rent_a_sandbox(kind, options, rooms, rents):
+    adapter = Adapter(kind, options)
+    assert (bool(adapter.rooms), adapter.rents) == (rooms, rents)

@@ -389,3 +389,39 @@ def test_a_secret_reaches_the_program_and_no_message(tmp_path: Path):
     )
     error = str(score_of(of.rollout, ended(of))["error"])
     assert "exit status 4" in error and "[secret JUDGE_KEY]" in error and "sesame" not in error
+
+
+RENTED = """
+[adapter]
+kind = "harbor"
+sandbox = { provider = "docker" }
+"""
+GIVING_BACK = """
+trap 'echo given back; exit 1' TERM
+echo rented
+while true; do sleep 0.02; done
+"""
+
+
+@pytest.mark.parametrize(("toml", "given_back"), [(RENTED, True), ("", False)])
+def test_a_program_that_rents_is_told_to_give_back_before_it_is_killed(
+    toml: str, given_back: bool, tmp_path: Path
+):
+    (tmp_path / "environment.toml").write_text(toml)
+    log = tmp_path / "log"
+    of = replace(commands(tmp_path, f"exec >&2\n{GIVING_BACK}", Rollout(SHELL)), log=log)
+    with started(of) as run:
+        run.begin(TASK, {})
+        deadline = time.monotonic() + 10
+        while not log.exists() or "rented" not in log.read_text():
+            assert time.monotonic() < deadline
+    assert ("given back" in log.read_text()) is given_back
+
+
+def test_a_program_that_does_not_give_back_is_killed_after_its_grace(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("envs.host.command.GRACE_SECONDS", 0.2)
+    (tmp_path / "environment.toml").write_text(RENTED)
+    script = "trap '' TERM; while true; do sleep 0.02; done"
+    of = commands(tmp_path, script, Rollout(SHELL, seconds=0.5))
+    ending = ended(of)
+    assert ending.timed_out and processes_with("trap '' TERM") == []

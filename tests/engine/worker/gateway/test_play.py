@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harbor_play import boxed
 from loops import PEBBLE
 from reward_server import reward_server
 
@@ -23,6 +24,7 @@ from envs.json_types import TaskRow
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(90)]
 
+HARBOR = Path(__file__).parents[4] / "envs" / "examples" / "harbor_tasks"
 CLIENT = """
 import json, os, sys, urllib.error, urllib.request
 
@@ -173,6 +175,32 @@ def check_recorded(trajectory: Trajectory, base: Base, renderer: Renderer) -> No
         if is_sampled:
             expected = float(logprobs[start + place - 1, ids[start + place]])
             assert sampled == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_program_is_told_the_version_of_its_environment(player: Player):
+    folder = player.folder / "sums" / "0123456789abcdef" / "source"
+    folder.mkdir(parents=True)
+    player.folder = folder
+    check = ONCE + 'assert os.environ["HONESMITH_ENV"] == "sums@0123456789ab"\n'
+    assert player.one(check).error is None
+
+
+@boxed
+def test_harbor_tasks_are_played_by_the_policy_with_a_shell(
+    player: Player, base: Base, renderer: Renderer
+):
+    with EnvProcess(HARBOR, python=sys.executable) as process:
+        rows = process.tasks()
+        play = programs_of(process)
+        context = RolloutContext(
+            process, renderer, multi_turn=False, tools=[], max_length=512, max_turns=3, play=play
+        )
+        groups, _ = collect(rows, 2, context, player.sampler, PARAMS)
+    members = [trajectory for group in groups for trajectory in group.members]
+    assert [trajectory.error for trajectory in members] == [None] * 6
+    for trajectory in members:
+        assert trajectory.reward == 0.0 and trajectory.metrics["sandbox_seconds"] > 0
+        check_recorded(trajectory, base, renderer)
 
 
 def test_a_program_asks_and_its_reward_is_read(player: Player, renderer: Renderer):

@@ -1,0 +1,2 @@
+#!/bin/bash
+wc -w < /app/letter.txt > /app/count.txt

@@ -1,0 +1,106 @@
+"""Opens sandboxes at the provider that [adapter.sandbox] names; tries again where it is busy."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from envs.config.adapters import LOCAL
+from envs.json_types import JsonObject
+from envs.sandboxes import daytona, docker, e2b, local
+from envs.sandboxes.contract import Order, Provider, Sandbox, SandboxFault
+
+PROVIDERS: Mapping[str, Provider] = {
+    LOCAL: local,
+    "docker": docker,
+    "daytona": daytona,
+    "e2b": e2b,
+}
+OPTIONS: Mapping[str, tuple[str, ...]] = {  # of each provider, besides COMMON
+    LOCAL: (),
+    "docker": ("program",),
+    "daytona": ("snapshot",),
+    "e2b": (),
+}
+COMMON = ("provider", "image", "open_seconds", "price_per_hour")
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 10.0  # before the second try; doubled up to the other
+
+
+@dataclass
+class Lease:
+    """A sandbox and the time that it has been open.
+
+    Attributes:
+        sandbox: the open sandbox.
+        began: when it was ordered, on the monotonic clock: renting begins then.
+    """
+
+    sandbox: Sandbox
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it was ordered."""
+        return time.monotonic() - self.began
+
+
+def problem(options: JsonObject) -> str:
+    """Return what is wrong with the table [adapter.sandbox] or missing for its provider, and what
+    to do; "" if nothing is."""
+    name = options.get("provider", LOCAL)
+    if name not in PROVIDERS:
+        return f"[adapter.sandbox] provider is one of {', '.join(PROVIDERS)}, got {name!r}"
+    allowed = (*COMMON, *OPTIONS[name])
+    for option, value in options.items():
+        if option not in allowed:
+            return f"[adapter.sandbox] of {name} takes {', '.join(allowed)}; got {option!r}"
+        is_number = option in ("open_seconds", "price_per_hour")
+        expected = (int, float) if is_number else (str,)
+        if isinstance(value, bool) or not isinstance(value, expected):
+            word = "a number" if is_number else "a text"
+            return f"[adapter.sandbox] {option} is {word}, got {value!r}"
+    return PROVIDERS[name].problem(options)
+
+
+@contextmanager
+def opened(options: JsonObject, order: Order) -> Iterator[Lease]:
+    """A context with an open sandbox, which is given back at its end whatever happens.
+
+    Args:
+        options: the table [adapter.sandbox].
+        order: what the task needs.
+
+    Raises SandboxFault if none can be had within `open_seconds` (60) of the options. A sandbox that
+    cannot be given back ends with its lifetime, and no rollout fails for it.
+    """
+    provider = PROVIDERS[str(options.get("provider", LOCAL))]
+    deadline = time.monotonic() + float(options.get("open_seconds", 60.0))
+    lease = _lease(provider, options, order, deadline)
+    try:
+        yield lease
+    finally:
+        close(lease.sandbox)
+
+
+def _lease(provider: Provider, options: JsonObject, order: Order, deadline: float) -> Lease:
+    """Open a sandbox, again and again while the provider is busy. Raises SandboxFault."""
+    wait_s = FIRST_WAIT_S
+    while True:
+        began = time.monotonic()
+        try:
+            return Lease(provider.open(options, order), began)
+        except SandboxFault as fault:
+            if not fault.retryable or time.monotonic() + wait_s > deadline:
+                raise
+        time.sleep(wait_s)
+        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+
+def close(sandbox: Sandbox) -> None:
+    """Give a sandbox back; a second try where the first fails, then its lifetime ends it."""
+    for _ in range(2):
+        try:
+            sandbox.close()
+        except SandboxFault:
+            continue
+        return

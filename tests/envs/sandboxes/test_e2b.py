@@ -1,0 +1,111 @@
+"""Sandboxes of E2B, with a stand-in for its package. tests/adapters has the package itself."""
+
+import importlib.machinery
+import sys
+import types
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from mini_container import MiniContainer
+
+from envs.sandboxes import e2b, opening
+from envs.sandboxes.contract import Order, SandboxFault
+
+pytestmark = pytest.mark.timeout(20)
+
+
+class RateLimitException(Exception):
+    pass
+
+
+class CommandExitException(Exception):
+    def __init__(self, exit_code: int, stdout: str, stderr: str) -> None:
+        super().__init__(f"status {exit_code}")
+        self.exit_code, self.stdout, self.stderr = exit_code, stdout, stderr
+
+
+class Api:
+    """What the package does here: creates, runs, uploads, kills."""
+
+    def __init__(self, container: MiniContainer) -> None:
+        self.container = container
+        self.created: list[dict[str, Any]] = []
+        self.failures: list[Exception] = []
+        self.killed = 0
+
+    def create(self, **fields: Any) -> Any:
+        self.created.append(fields)
+        if self.failures:
+            raise self.failures.pop(0)
+
+        def run(text: str, envs: dict[str, str], user: str, timeout: float) -> Any:
+            done = self.container.run(text, envs)
+            both = done.stdout.decode(), done.stderr.decode()
+            if done.returncode:
+                raise CommandExitException(done.returncode, *both)
+            return SimpleNamespace(exit_code=0, stdout=both[0], stderr=both[1])
+
+        def write(path: str, data: bytes, **_: Any) -> None:
+            self.container.run(f"cat >{path}", data=data)
+
+        def kill(request_timeout: float) -> None:
+            self.killed += 1
+
+        return SimpleNamespace(
+            commands=SimpleNamespace(run=run), files=SimpleNamespace(write=write), kill=kill
+        )
+
+
+@pytest.fixture
+def api(container: MiniContainer, monkeypatch: pytest.MonkeyPatch) -> Api:
+    made = Api(container)
+    module: Any = types.ModuleType("e2b")
+    module.__spec__ = importlib.machinery.ModuleSpec("e2b", None)
+    module.Sandbox = made
+    module.CommandExitException = CommandExitException
+    monkeypatch.setitem(sys.modules, "e2b", module)
+    monkeypatch.setenv("E2B_API_KEY", "k")
+    monkeypatch.setattr(opening, "FIRST_WAIT_S", 0.001)
+    return made
+
+
+OPTIONS = {"provider": "e2b", "image": "my-template"}
+ORDER = Order(image="my-template", lifetime_s=90.2, labels={"task": "t"})
+
+
+def test_a_sandbox_is_marked_ends_by_itself_and_has_no_network(api: Api):
+    with opening.opened(OPTIONS, ORDER) as lease:
+        ran = lease.sandbox.exec("echo $A; echo no >&2; exit 3", 5, {"A": "1"}, grading=False)
+        assert (ran.status, ran.stdout, ran.stderr) == (3, "1\n", "no\n")
+        assert lease.sandbox.exec("true", 5, {}, grading=False).status == 0
+        lease.sandbox.write("/tests/x", b"\xff")
+        assert lease.sandbox.read("/tests/none", 5) is None
+        lease.sandbox.end_processes()
+    (made,) = api.created
+    assert made["metadata"] == {"honesmith": "1", "task": "t"} and made["timeout"] == 91
+    assert made["template"] == "my-template" and made["allow_internet_access"] is False
+    assert api.killed == 1
+
+
+def test_a_limit_of_the_cloud_is_waited_for_and_a_refusal_is_not(api: Api):
+    api.failures = [RateLimitException("slower")]
+    with opening.opened(OPTIONS, ORDER):
+        assert len(api.created) == 2
+    api.failures = [ValueError("401: no such key")]
+    with pytest.raises(SandboxFault, match="e2b: no sandbox: 401"), opening.opened(OPTIONS, ORDER):
+        pass
+    assert len(api.created) == 3
+
+
+def test_what_is_missing_is_said_before_a_push(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("E2B_API_KEY", raising=False)
+    monkeypatch.setitem(sys.modules, "e2b", None)
+    assert "put e2b==" in e2b.problem({})
+    module = types.ModuleType("e2b")
+    module.__spec__ = importlib.machinery.ModuleSpec("e2b", None)
+    monkeypatch.setitem(sys.modules, "e2b", module)
+    assert 'secrets = ["E2B_API_KEY"]' in e2b.problem({})
+    monkeypatch.setenv("E2B_API_KEY", "k")
+    assert "starts templates, not images" in e2b.problem({})
+    assert e2b.problem({"image": "t"}) == ""
