@@ -324,8 +324,8 @@ def _earlier_hours(run: RunDir) -> dict[str, float]:
     hours = read_object(run.far("place")).get("earlier_hours")
     if not isinstance(hours, dict):
         return {}
-    sound = {str(place): h for place, h in hours.items() if isinstance(h, int | float)}
-    return sound if len(sound) == len(hours) else {}
+    is_sound = all(isinstance(value, int | float) for value in hours.values())
+    return {str(place): float(value) for place, value in hours.items()} if is_sound else {}
 
 
 def _device_count(config: "RunConfig") -> int:
