@@ -325,7 +325,7 @@ class RowSettings(CommonSettings):
 
     epochs: int | None = _setting(
         "Passes over the train rows.",
-        "3 to 20, for 300 updates of a small model, 60 of a large one; dpo 1",
+        "3 to 20, for 450 updates of a small model, 60 of a large one; dpo 1",
         ge=1,
         le=1000,
     )

@@ -9,7 +9,7 @@ import math
 UNKNOWN_ROWS = 1000  # assumed train rows if there is no environment
 # SFT makes as many updates as a small model needs to learn a new form of answer, but no fewer than
 # three passes over its rows and no more than twenty; measured in benchmarks/RESULTS.md.
-_SFT_UPDATES, _SFT_UPDATES_OF_LARGE = 300, 60  # for _SMALL_MODEL parameters; the least for more
+_SFT_UPDATES, _SFT_UPDATES_OF_LARGE = 450, 60  # for _SMALL_MODEL parameters; the least for more
 _SMALL_MODEL = 2_000_000
 _SFT_EPOCHS, _MOST_SFT_EPOCHS = 3, 20
 # GRPO makes as many steps for a small model as bring its tasks near their end, fewer for a larger
@@ -66,16 +66,16 @@ def exams_of_rollouts(steps: int) -> int:
 def sft_updates(params: int) -> int:
     """Return how many optimizer steps SFT needs for a model of `params` parameters.
 
-    A larger model needs fewer updates to learn a new form of answer: 300 at 2 million parameters,
-    105 at 135 million, never below 60.
+    A larger model needs fewer updates to learn a new form of answer: 450 at 2 million parameters,
+    111 at 135 million, never below 60.
     """
-    return _fewer_for_larger(_SFT_UPDATES, params, least=_SFT_UPDATES_OF_LARGE)
+    return _fewer_for_larger(_SFT_UPDATES, params, least=_SFT_UPDATES_OF_LARGE, exponent=1 / 3)
 
 
-def _fewer_for_larger(count: int, params: int, least: int, exponent: float = 0.25) -> int:
+def _fewer_for_larger(count: int, params: int, least: int, exponent: float) -> int:
     """Return how many updates a model of `params` parameters gets where one of `_SMALL_MODEL` gets
-    `count`: the number falls with a power of the parameters, by default the fourth root, but not
-    below `least`."""
+    `count`: the number falls with the power `exponent` of the parameters, but not below
+    `least`."""
     return max(least, round(count * (_SMALL_MODEL / max(params, _SMALL_MODEL)) ** exponent))
 
 

@@ -285,9 +285,9 @@ def test_the_recipe_of_sft():
     found = resolve("sft").settings
     assert (found.lora_rank, found.lora_alpha, len(found.lora_targets)) == (16, 32, 7)
     assert (found.lr_schedule, found.warmup_ratio) == ("cosine", 0.03)
-    # 600 rows: 75 steps a pass, and four of them make the 300 updates of a small model.
-    assert (found.batch_size, found.epochs, found.steps) == (8, 4, 300)
-    assert (found.stop_early, found.eval_every) == ("heldout", 38)
+    # 600 rows: 75 steps a pass, and six of them make the 450 updates of a small model.
+    assert (found.batch_size, found.epochs, found.steps) == (8, 6, 450)
+    assert (found.stop_early, found.eval_every) == ("heldout", 57)
     assert found.save_every == found.eval_every
     assert (found.eval_rows, found.max_examples, found.max_length) == (300, 600, 32)
     assert (found.keep, found.keep_env, found.keep_answers) == (0.35, "", "reference")
