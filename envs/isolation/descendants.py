@@ -37,8 +37,6 @@ def kill_all(group: int) -> bool:
 
 def _pids() -> list[int]:
     """Return the pids of all descendants of this process; [] if this is not Linux."""
-    if not kernel.LINUX:
-        return []
     children_of = by_parent()
     pids: list[int] = []
     unvisited = [os.getpid()]
@@ -50,8 +48,11 @@ def _pids() -> list[int]:
 
 
 def by_parent() -> dict[int, list[int]]:
-    """Return, for all processes in /proc, pid of a parent -> the pids of its children."""
+    """Return, for all processes in /proc, pid of a parent -> the pids of its children; {} where
+    there is no /proc."""
     children: dict[int, list[int]] = {}
+    if not kernel.LINUX:
+        return children
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():  # the folder of a process
             with contextlib.suppress(OSError):  # the process has ended meanwhile

@@ -6,6 +6,7 @@ only the program bubblewrap may, the parent of user code is started through bubb
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -203,8 +204,10 @@ def first_process(
     With `rooms`, raises OSError if they cannot be made.
     """
     kernel.die_with_parent()
-    _mount_files(box, uid, room_mb, writable)
+    is_private = _mount_files(box, uid, room_mb, writable)
     if rooms:
+        if not is_private:  # the rooms would be mounted for the whole machine
+            raise OSError(errno.EPERM, "no mounts of its own")
         _enter_rooms(box, uid, rooms)
     child_pid = os.fork()
     if child_pid == 0:
@@ -218,8 +221,9 @@ def first_process(
                 os._exit(0)
 
 
-def _mount_files(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> None:
-    """Mount the file system as user code sees it.
+def _mount_files(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> bool:
+    """Mount the file system as user code sees it. Returns whether what is mounted stays in this
+    namespace.
 
     - Everything is read-only except `box` and `writable`.
     - The folder `work` in `box` and /dev/shm are in memory, with `room_mb` MiB each.
@@ -234,10 +238,12 @@ def _mount_files(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> N
         room_mb: the size of each file system in memory, in MiB.
         writable: further folders that stay writable.
     """
+    is_private = False
     with contextlib.suppress(OSError):
         kernel.unshare(kernel.CLONE_NEWNS)
         # This mounts nothing; it keeps the mounts made from here on in this namespace.
         kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+        is_private = True
         _make_read_only_except((box, *writable))
         no_programs = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
         size = f"size={room_mb}m,nr_inodes={_FILES}"
@@ -247,6 +253,7 @@ def _mount_files(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> N
         kernel.mount("tmpfs", f"{box}/work", "tmpfs", no_devices, owned_by_uid)
         kernel.mount("tmpfs", "/dev/shm", "tmpfs", no_programs, f"mode=1777,{size}")
         kernel.mount("proc", "/proc", "proc", no_programs)
+    return is_private
 
 
 def _make_read_only_except(writable: Sequence[str]) -> None:

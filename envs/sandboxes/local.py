@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
@@ -24,7 +25,6 @@ from envs.sandboxes.contract import KEPT_BYTES, Order, Ran, SandboxFault, kept
 
 RUNNER = Path(__file__).with_name("runner.py")
 WORKDIR, TESTS, LOGS, SOLUTION, SCRATCH = "/app", "/tests", "/logs", "/solution", "/tmp"
-NOT_CONFINED = 126  # the runner's exit status where it could not confine itself
 END_SECONDS = 5.0  # to end all processes of an agent
 
 
@@ -83,19 +83,30 @@ class LocalSandbox:
 
         Files take its output, not pipes, so that a process that it leaves behind holds nothing up.
         """
-        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        with contextlib.suppress(OSError):  # a command may have closed its own box's folder
+            os.chmod(tempfile.gettempdir(), 0o700)
+        # The runner says there why it could not confine itself; it closes as the command begins.
+        reader, writer = os.pipe()
+        with (
+            os.fdopen(reader, "rb") as refusal,
+            tempfile.TemporaryFile() as output,
+            tempfile.TemporaryFile() as errors,
+        ):
             try:
-                process = self._start(command, variables, grading, (output, errors))
+                process = self._start(command, variables, grading, (output, errors), writer)
             except OSError as error:  # as many processes as it may have, or no memory
                 reason = f"the command could not be started: {error.strerror or error}"
                 if grading:
                     raise SandboxFault(reason) from error
-                return Ran(NOT_CONFINED, "", reason)
+                return Ran(126, "", reason)
+            finally:
+                os.close(writer)
             timed_out = _wait(process, seconds)
             said, complained = _text_of(output), _text_of(errors)
+            refused = refusal.read(1000).decode("utf-8", "replace")
+        if refused:
+            raise SandboxFault(f"a command could not be boxed in: {refused}")
         status = process.returncode
-        if status == NOT_CONFINED and complained.startswith("not confined"):
-            raise SandboxFault(f"a command could not be boxed in: {complained.strip()}")
         return Ran(128 - status if status < 0 else status, said, complained, timed_out)
 
     def _start(
@@ -104,17 +115,20 @@ class LocalSandbox:
         variables: Mapping[str, str],
         grading: bool,
         streams: tuple[IO[bytes], IO[bytes]],
+        refusal: int,
     ) -> "subprocess.Popen[bytes]":
-        """Start a command; `streams` take its output and its errors. Raises OSError."""
+        """Start a command; `streams` take its output and its errors, the descriptor `refusal` why
+        it could not be confined. Raises OSError."""
         process = subprocess.Popen(
             # -I, -S: neither variables nor packages change what runs.
-            [sys.executable, "-I", "-S", "-B", str(RUNNER)],
+            [sys.executable, "-I", "-S", "-B", str(RUNNER), str(refusal)],
             stdin=subprocess.PIPE,
             stdout=streams[0],
             stderr=streams[1],
             cwd=WORKDIR,
             env=self._variables(variables, grading),
             start_new_session=True,
+            pass_fds=(refusal,),
         )
         assert process.stdin is not None  # a pipe, by the line above
         # A broken pipe: it has ended, and its errors say why.
@@ -153,6 +167,9 @@ class LocalSandbox:
     def remove(self, path: str) -> None:
         """Remove a file, or all that is in a folder."""
         target = Path(path)
+        with contextlib.suppress(OSError):  # a command may have closed a folder of its own user
+            os.chmod(target.parent if target.parent != Path("/") else target, 0o755)
+            os.chmod(target, 0o755, follow_symlinks=False)
         try:
             if target.is_dir() and not target.is_symlink():
                 for entry in list(target.iterdir()):
@@ -170,12 +187,14 @@ class LocalSandbox:
         """
         if os.getppid() != 1:  # without namespaces of our own this would end processes of others
             raise SandboxFault("the processes of the agent cannot be told from others here")
-        try:
-            os.kill(-1, signal.SIGKILL)
-        except ProcessLookupError:
-            return  # there is none
-        except PermissionError as error:
-            raise SandboxFault("a process of the agent cannot be ended") from error
+        deadline = time.monotonic() + END_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                os.kill(-1, signal.SIGKILL)
+            except ProcessLookupError:  # there is none any more
+                return
+            time.sleep(0.002)  # until the first process of the box has reaped what was killed
+        raise SandboxFault("a process of the agent cannot be ended")
 
     def close(self) -> None:
         """Do nothing: the box ends with the rollout."""

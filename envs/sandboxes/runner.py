@@ -1,7 +1,8 @@
 """Confines itself and becomes one command of an agent; run by envs/sandboxes/local.py.
 
 Standard input is a job as JSON: `command`, `readable` and `writable` paths, `envs` (the folder of
-our package). Whatever goes wrong before the command runs leaves with status 126.
+our package). The argument is a descriptor: there it says why it could not confine itself. It closes
+when the command begins, which so cannot write to it.
 """
 
 import importlib.util
@@ -15,6 +16,7 @@ NOT_CONFINED = 126
 
 def main() -> None:
     """Confine this process by the job on standard input, and become its command."""
+    os.set_inheritable(int(sys.argv[1]), False)
     job = json.load(sys.stdin)
     spec = importlib.util.spec_from_file_location(
         "envs", Path(job["envs"], "__init__.py"), submodule_search_locations=[job["envs"]]
@@ -37,7 +39,7 @@ def main() -> None:
 
 def _refuse(reason: str) -> int:
     """Say why the command does not run, and return the exit status for that."""
-    sys.stderr.write(f"not confined: {reason}\n")
+    os.write(int(sys.argv[1]), reason.encode())
     return NOT_CONFINED
 
 

@@ -284,6 +284,8 @@ def _variables(table: JsonObject, name: str, secrets: Iterable[str]) -> dict[str
                     f"task {name}: {variable} needs {match[1]}, which the environment does not "
                     f'give: secrets = ["{match[1]}"] in environment.toml (no provider\'s key)'
                 )
+            if "$" in (match[2] or ""):  # it would be filled in once more
+                raise TaskRefused(f"task {name}: the default of {match[1]} names a variable")
             if match[1] not in allowed:  # its default holds, whatever variables there are
                 text = text.replace(match[0], match[2])
         variables = {**variables, variable: str(text)}

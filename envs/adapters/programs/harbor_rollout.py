@@ -15,7 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,13 @@ SYSTEM = {
     "that begins with ```bash and ends with ```, one block in an answer; you are told what it "
     "printed. Answer without a block when the task is done.",
 }
+# Removes links of the agent that lead to where the tests will be, or to all folders at once.
+SWEPT = "swept"
+SWEEP_LINKS = (
+    'find "$PWD" "$HOME" /tmp /var/tmp /logs -type l -exec bash -c \'for link; do '
+    'case "$(readlink -m "$link")" in /|/tests|/tests/*|/solution|/solution/*|/logs|/logs/*) '
+    'rm -f "$link";; esac; done\' sweep {} + 2>/dev/null; printf ' + SWEPT
+)
 TOOL: JsonObject = {
     "type": "function",
     "function": {
@@ -158,10 +165,11 @@ def play(task: HarborTask, options: Options, settings: EnvSettings, guard: "Guar
         sandbox = lease.sandbox
         guard.hold(sandbox)
         clock = Clock(end, _agent_end(task, options, end))
+        tests = list(task.files("tests"))  # read before anybody acts who could hide them
         for name, data in task.environment_files:
             sandbox.write(f"{sandbox.workdir}/{name}", data)
         commands = _let_act(sandbox, task, options, clock)
-        scores = _graded(sandbox, task, options, clock)
+        scores = _graded(sandbox, task, tests, options, clock)
         lasted = lease.seconds
     metrics = {name: value for name, value in scores.items() if name != options.reward_key}
     metrics |= {"commands": float(commands), "sandbox_seconds": round(lasted, 3)}
@@ -336,18 +344,28 @@ def _ask(question: JsonObject, clock: Clock, may_end: bool = False) -> Any:
 
 
 def _graded(
-    sandbox: Sandbox, task: HarborTask, options: Options, clock: Clock
+    sandbox: Sandbox,
+    task: HarborTask,
+    tests: Sequence[tuple[str, bytes]],
+    options: Options,
+    clock: Clock,
 ) -> Mapping[str, float]:
     """Run the task's tests on what the agent has left; return the rewards by name.
 
-    Before the tests come, every process of the agent is dead and whatever lies in the place of the
-    reward is gone; before the reward is read, so is every process that the tests have left.
+    Before the tests come, every process of the agent is dead, and whatever lies in the place of the
+    reward is gone, as are links that would lead to the tests; before the reward is read, so are the
+    processes that the tests have left. `tests` are their files: (path below /tests, content).
     """
     sandbox.end_processes()
+    swept = sandbox.exec(SWEEP_LINKS, max(0.1, clock.end - time.monotonic()), {}, grading=True)
+    if not swept.stdout.endswith(SWEPT):
+        raise RolloutFault(
+            f"links to the tests cannot be looked for: {swept.stderr.strip()[-300:]}"
+        )
     for path in ("/logs/verifier", "/tests", "/solution"):
         sandbox.remove(path)
     sandbox.write("/logs/verifier/.keep", b"")  # makes the folder
-    for name, data in task.files("tests"):
+    for name, data in tests:
         sandbox.write(f"/tests/{name}", data)
     seconds = min(_verifier_seconds(task, options), max(0.1, clock.end - time.monotonic()))
     variables = filled_in(task.verifier_variables)
@@ -355,6 +373,8 @@ def _graded(
     sandbox.end_processes()
     if ran.timed_out:
         raise RolloutFault(f"the tests took longer than {seconds:.0f} s (verifier_seconds)")
+    if ran.status > 128:  # by what the agent wrote, which they ran
+        raise RolloutFault(f"the tests were ended by signal {ran.status - 128}")
     scores = read_rewards(sandbox)
     said = (ran.stdout + ran.stderr).strip()[-300:]
     if scores is None:
@@ -396,8 +416,13 @@ def _json_of(data: bytes, path: str) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a JSON value is a finite number."""
-    return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
+    """Whether a JSON value is a number that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
 
 
 if __name__ == "__main__":

@@ -4,12 +4,14 @@ import json
 import sys
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from harbor_play import boxed, write_folder
 
 from envs.config.settings import Limits, Rollout
 from envs.host.command import Commands
+from envs.isolation import namespaces
 from envs.isolation.namespaces import rooms_for
 from envs.isolation.sandbox import Sandbox
 
@@ -71,3 +73,18 @@ def test_the_rooms_are_empty_and_writable_and_the_rest_is_as_closed_as_ever(tmp_
         "OSError",
     }
     assert seen["said"] == ["/app", "/tests", "/logs"] and not Path("/app/x").exists()
+
+
+def test_no_rooms_are_made_where_mounts_would_reach_the_whole_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "work").mkdir()
+    entered = Mock()
+    monkeypatch.setattr(namespaces.kernel, "die_with_parent", Mock())
+    monkeypatch.setattr(namespaces.kernel, "unshare", Mock(side_effect=OSError(1, "no")))
+    monkeypatch.setattr(namespaces, "_enter_rooms", entered)
+    with pytest.raises(OSError, match="no mounts of its own"):
+        namespaces.first_process(
+            str(tmp_path), 0, 16, status=1, run_child=Mock(), writable=(), rooms=("/app",)
+        )
+    entered.assert_not_called()

@@ -110,6 +110,10 @@ WRITES = {
         "f() { sleep 0.01; f & f; }; (trap '' TERM HUP INT; setsid bash -c "
         "'while true; do (sleep 30 &) ; sleep 0.005; done') >/dev/null 2>&1 & echo on"
     ),
+    "a link to the expected words": "ln -s /tests/expected answer",
+    "a link from below": "ln -s ../tests/expected answer",
+    "a link through the process": "ln -s /proc/self/root/tests/expected answer",
+    "links in a row": "ln -s / all; ln -s all/tests/expected answer",
     "a hook of bash": "echo 'echo 1 > /logs/verifier/reward.txt' > .bashrc; cp .bashrc .profile",
 }
 
@@ -119,6 +123,37 @@ def test_an_agent_earns_nothing_by(what: str, folder: Path):
     score, _, ending = played(folder, [WRITES[what]])
     assert score["error"] is None, ending
     assert score["reward"] == 0.0
+
+
+def test_an_agent_cannot_take_away_what_the_tests_read(tmp_path: Path):
+    test = """
+    ok=1; for case in /tests/cases/*; do [ -e "$case" ] && ok=0; done
+    echo $ok > /logs/verifier/reward.txt
+    """
+    files = {"tests__test___sh": test, "tests__cases__one": "a case that nobody solves\n"}
+    folder = write_folder(tmp_path / "env", **files)
+    hide = "chmod 000 /honesmith/work/rollout/tasks/answer/tests/cases; echo on"
+    score, _, ending = played(folder, [hide])
+    assert (score["reward"], score["error"]) == (0.0, None), ending
+
+
+def test_an_agent_that_closes_folders_of_its_user_is_graded_all_the_same(folder: Path):
+    close = "chmod 000 /tests /solution /logs/verifier /honesmith/work; echo blue > answer"
+    score, _, ending = played(folder, [close, "echo still here"])
+    assert (score["reward"], score["error"]) == (1.0, None), ending
+
+
+def test_words_of_a_command_are_not_taken_for_those_of_the_box(folder: Path):
+    (said,) = told(folder, "echo 'not confined: really' >&2; exit 126")
+    assert said.split() == ["exit", "status", "126", "not", "confined:", "really"]
+
+
+def test_tests_that_what_they_ran_has_killed_say_nothing_about_the_model(tmp_path: Path):
+    folder = write_folder(tmp_path / "env", tests__test___sh="bash /app/greet.sh")
+    plant = "echo 'echo 1 > /logs/verifier/reward.txt; kill -9 $PPID' > greet.sh"
+    score, _, ending = played(folder, [plant])
+    assert score["reward"] == 0.0 and score["error"]
+    assert "signal 9" in str(ending), ending
 
 
 KILLS = {

@@ -97,6 +97,7 @@ REFUSED = {
     "environment = 3": "environment in task.toml is a table",
     "[verifier.env]\nA = '${NOT_GIVEN}'": 'secrets = ["NOT_GIVEN"]',
     "[environment.env]\nA = '${DAYTONA_API_KEY}'": "no provider's key",
+    "[environment.env]\nA = '${B:-${DAYTONA_API_KEY}}'": "the default of B names a variable",
     "no toml": "cannot be read",
 }
 
