@@ -202,6 +202,8 @@ MORE_OF_GRPO = {
         Case(longer, 400),
         Case(bracketed, 320),
         Case(clock, 400),
+        Case(plural, 1000, "smollm2"),
+        Case(ends, 160, "smollm2"),
     ),
 }
 HALVES = {

@@ -125,7 +125,7 @@ def predicted(home: Home, run: dict[str, Any]) -> dict[str, Any]:
 
 
 def done(home: Home, run: dict[str, Any]) -> dict[str, Any]:
-    """Do the run; returns state, seconds and peak memory."""
+    """Do the run, within "max_gpu_hours" if given; returns state, seconds and peak memory."""
     answer = lifecycle.submit(
         home,
         TrainRequest(
@@ -133,6 +133,7 @@ def done(home: Home, run: dict[str, Any]) -> dict[str, Any]:
             model=run["model"],
             algorithm=run["algorithm"],
             settings=run["settings"],
+            max_gpu_hours=run.get("max_gpu_hours"),
         ),
     )
     run_id = answer["run_id"]

@@ -31,6 +31,7 @@ from engine.records.settings import GivenSettings
 
 # A start that is solved in part; SFT is tried with so many steps, the fewest first.
 START_FROM, START_TO = 0.1, 0.6
+MOST_HOURS = 24.0  # of one run: what a new machine is estimated at is wide
 ENOUGH = 0.8  # share of the best drawn settings that the defaults should reach
 SFT_STEPS = {
     "pebble": (20, 40, 60, 90, 130, 190, 280, 400),
@@ -62,6 +63,7 @@ class Record:
         key = self._key(case.name, model, given)
         if key not in self._known:
             planned = {"env_id": env_id, "model": model, "algorithm": algorithm, "settings": given}
+            planned |= {"max_gpu_hours": MOST_HOURS}
             line = {"task": case.name, "model": model} | self._measured(planned)
             self._known[key] = line
             with self._path.open("a") as file:
