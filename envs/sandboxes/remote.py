@@ -47,41 +47,58 @@ _REMOVE = """
 f={path}
 if [ -d "$f" ] && [ ! -L "$f" ]; then find "$f" -mindepth 1 -delete; else rm -f "$f"; fi
 """
-# Builtins alone, so that the loop itself starts no process. A line of /proc/N/stat is "pid (name)
-# state parent ... flags (7th after the name) ... start (20th)".
-_LIST = """
+# Builtins alone, so that no process is started. /proc/N/stat is "pid (name) state parent ... flags
+# (7th after the name) ... threads (18th) ... start (20th)". A name may hold lines and ") " of its
+# own, so the text is joined before it is cut, at the last ") ": what follows that is the kernel's.
+_LOOK = """
+LC_ALL=C
+look() {
+  all=; { while read -r line || [ -n "$line" ]; do all="$all $line"; done <"$1/stat"; } 2>/dev/null
+  said=${all##*") "}
+  [ -n "$said" ]
+}
+"""
+_LIST = (
+    _LOOK
+    + """
 for p in /proc/[0-9]*; do
-  { read -r line <"$p/stat"; } 2>/dev/null || continue
-  set -- ${line##*) }
+  look "$p" || continue
+  set -- $said
   printf '%s:%s ' "${p#/proc/}" "${20}"
 done
 """
-_SWEEP = """
-known=" {known} "
+)
+# Where the first thread of a process has ended and others live, the process is a Z too.
+_SWEEP = (
+    _LOOK
+    + """
+known=" KNOWN "
 own=" "; p=$$
 while [ "$p" -gt 0 ] 2>/dev/null; do
   own="$own$p "
-  {{ read -r line <"/proc/$p/stat"; }} 2>/dev/null || break
-  set -- ${{line##*) }}
+  look "/proc/$p" || break
+  set -- $said
   p=$2
 done
 round=0
-while [ $round -lt 200 ]; do
+while [ $round -lt 300 ]; do
   round=$((round + 1)); left=0
   for p in /proc/[0-9]*; do
-    {{ read -r line <"$p/stat"; }} 2>/dev/null || continue
-    set -- ${{line##*) }}
-    pid=${{p#/proc/}}
+    look "$p" || continue
+    set -- $said
+    pid=${p#/proc/}
     case "$own" in *" $pid "*) continue;; esac
-    case "$known" in *" $pid:${{20}} "*) continue;; esac
-    [ "$1" = Z ] && continue
+    case "$known" in *" $pid:${20} "*) continue;; esac
+    [ "$1" = Z ] && [ "${18}" -le 1 ] && continue
     [ $(($7 & 2097152)) -ne 0 ] && continue
     kill -KILL "$pid" 2>/dev/null; left=1
   done
   [ $left -eq 0 ] && exit 0
+  [ $round -lt 200 ] || sleep 0.1  # much memory takes a while to go
 done
 exit 1
 """
+)
 
 
 @dataclass
@@ -154,7 +171,7 @@ class RemoteSandbox:
 
     def end_processes(self) -> None:
         """Kill every process that was not there before the first command, until none is left."""
-        ran = self.run(_SWEEP.format(known=self.known), SHELL_SECONDS, {})
+        ran = self.run(_SWEEP.replace("KNOWN", self.known), SHELL_SECONDS, {})
         if ran.status != 0:
             raise SandboxFault("a process of the agent could not be ended, so nothing is graded")
 

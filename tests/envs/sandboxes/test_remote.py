@@ -1,7 +1,11 @@
 """A sandbox that is reached by a shell: commands, files, and the end of every process."""
 
+import contextlib
+import os
 import shlex
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from mini_container import MiniContainer
@@ -96,11 +100,75 @@ def test_every_process_of_the_agent_is_ended_and_the_sandbox_lives(
         lines = container.run("ps -eo stat,args").stdout.splitlines()
         return [line for line in lines if b"sleep 77" in line or b"fork.sh" in line]
 
-    assert len(living()) == 2
+    assert len(living()) >= 2  # more while it forks
     sandbox.end_processes()
     assert living() == []
     assert b"sleep 99" not in container.run("ps -eo args").stdout
     assert sandbox.exec("echo on", 5, {}, grading=False).stdout == "on\n"
+
+
+NAMED = """
+import ctypes, os, sys, time
+ctypes.CDLL(None).prctl(15, os.fsencode(sys.argv[1]), 0, 0, 0)
+open("/tmp/ready", "w").close()
+time.sleep(99)
+"""
+LEADERLESS = """
+import ctypes, os, threading, time
+libc = ctypes.CDLL(None)
+libc.prctl(15, b"threads-on", 0, 0, 0)
+def live():
+    while ") Z " not in open(f"/proc/{os.getpid()}/stat").read():
+        time.sleep(0.001)
+    open("/tmp/ready", "w").close()
+    time.sleep(99)
+threading.Thread(target=live).start()
+libc.syscall({"x86_64": 60}.get(os.uname().machine, 93), 0)  # exit of this thread alone
+"""
+HIDING = {
+    "the main thread is gone": (LEADERLESS, ""),
+    "a line": (NAMED, "a) Z \n"),
+    "two lines": (NAMED, "\n) Z 1 \n"),
+    "only lines": (NAMED, "\n\n\n"),
+    "a name that is a state": (NAMED, ") Z 1 1 1"),
+    "bytes that are no text": (NAMED, "\udcff) Z \udc80\n"),
+    "a pattern": (NAMED, "*) * ?\n[a]"),
+}
+
+
+def threads(container: MiniContainer) -> list[str]:
+    """The folders in /proc of the container's living threads, but for that of its first process."""
+    inside = os.readlink(f"/proc/{container.first}/ns/pid")
+    found = []
+    for thread in Path("/proc").glob("[0-9]*/task/[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            state = (thread / "stat").read_bytes().rpartition(b") ")[2][:1]
+            if os.readlink(thread / "ns" / "pid") == inside and state not in b"ZX":
+                found.append(str(thread))
+    return [each for each in found if not each.endswith(f"/{container.first}")]
+
+
+@pytest.mark.parametrize("how", HIDING)
+@pytest.mark.parametrize("begin", ["before", "after"])
+def test_a_process_that_looks_dead_or_has_a_false_name_is_ended(
+    how: str, begin: str, sandbox: RemoteSandbox, container: MiniContainer
+):
+    program, name = HIDING[how]
+    command = shlex.join([sys.executable, "-I", "-S", "-c", program])
+    if name:
+        command += " $'" + "".join(f"\\x{byte:02x}" for byte in os.fsencode(name)) + "'"
+    command = f"setsid {command} >/dev/null 2>&1 & until [ -e /tmp/ready ]; do sleep 0.01; done"
+
+    if begin == "before":  # it was there before any command, so that it stays
+        assert container.run(f"bash -c {shlex.quote(command)}").returncode == 0
+        sandbox.prepare()
+        sandbox.end_processes()
+        assert threads(container) != []
+        return
+    assert sandbox.exec(command, 5, {}, grading=False).status == 0
+    assert threads(container) != []
+    sandbox.end_processes()
+    assert threads(container) == []
 
 
 def test_a_sandbox_without_bash_is_given_back_and_named():
