@@ -17,6 +17,9 @@ from envs.sandboxes.contract import KEPT_BYTES, Order, Ran, SandboxFault
 SHELL_SECONDS = 60.0  # for a command line of our own
 SPARE_SECONDS = 15.0  # by which the provider's time limit is longer than that inside
 MISSING, NO_FILE, TOO_LARGE = 44, 45, 46  # exit statuses of _READ
+NOT_RUN = 126  # of a command that no shell can be given
+# Of a command line, quoted once more: Linux takes arguments of up to 128 KiB.
+LONGEST = 120 << 10
 KILLED = 137  # of a command that `timeout` ended
 
 # Output goes to files, so that what a command leaves in the background holds nothing up.
@@ -111,6 +114,7 @@ class RemoteSandbox:
             SandboxFault.
         upload: writes a file at an absolute path whose folder exists. Raises SandboxFault.
         give_back: ends the sandbox at the provider. Raises SandboxFault.
+        name: what the provider calls it.
         workdir: the folder in which commands run.
         known: the processes that it had before any command, "pid:start" each.
     """
@@ -119,6 +123,7 @@ class RemoteSandbox:
     run: Callable[[str, float, Mapping[str, str]], Ran]
     upload: Callable[[str, bytes], None]
     give_back: Callable[[], None]
+    name: str = ""
     workdir: str = field(default="", init=False)
     known: str = field(default="", init=False)
     closed: bool = field(default=False, init=False)
@@ -136,13 +141,17 @@ class RemoteSandbox:
     def exec(
         self, command: str, seconds: float, variables: Mapping[str, str], grading: bool
     ) -> Ran:
-        """Run a command by bash in the working folder."""
+        """Run a command by bash in the working folder. One that no shell can be given, whichever
+        the provider, ends with NOT_RUN and says why."""
         half = KEPT_BYTES // 2
         text = _RUN.format(seconds=seconds, command=shlex.quote(command), most=2 * half, half=half)
-        folder = shlex.quote(self.workdir)
+        text = f"cd {shlex.quote(self.workdir)} && {{ {text}\n}}"
+        fault = _unfit(text)
+        if fault:
+            return Ran(NOT_RUN, "", f"the command was not run: {fault}\n")
         variables = {**self.order.variables, **variables}
         began = time.monotonic()
-        ran = self.run(f"cd {folder} && {{ {text}\n}}", seconds + SPARE_SECONDS, variables)
+        ran = self.run(text, seconds + SPARE_SECONDS, variables)
         # What has too little memory is killed too, but sooner.
         timed_out = ran.status == KILLED and time.monotonic() - began >= seconds
         return Ran(ran.status, ran.stdout, ran.stderr, timed_out)
@@ -201,6 +210,17 @@ def opened(sandbox: RemoteSandbox) -> RemoteSandbox:
             sandbox.close()
         raise
     return sandbox
+
+
+def _unfit(text: str) -> str:
+    """Return why a command line cannot be passed to a shell; "" if it can."""
+    if "\0" in text:
+        return "it has a NUL character"
+    try:
+        size = len(shlex.quote(text).encode())
+    except UnicodeEncodeError:
+        return "it has half a surrogate pair, which is no UTF-8"
+    return "it is too long; write it in parts" if size > LONGEST else ""
 
 
 def text_option(options: JsonObject, name: str, default: str = "") -> str:

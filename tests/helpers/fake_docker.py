@@ -1,5 +1,6 @@
-"""A stand-in for the command line of docker: `run`, `exec`, `restart` and `rm`, each container made
-as in mini_container.py. Its folder is $FAKE_DOCKER; every call is a line of the file `calls`."""
+"""A stand-in for the command line of docker: `run`, `exec`, `inspect`, `restart` and `rm`, each
+container made as in mini_container.py. Its folder is $FAKE_DOCKER; every call is a line of the
+file `calls`."""
 
 import json
 import os
@@ -44,13 +45,17 @@ def main() -> None:
     with open(HOME / "calls", "a") as log:
         log.write(json.dumps(sys.argv[1:]) + "\n")
     if verb == "run":
-        if rest[-2] == "missing":
+        image = rest[rest.index("-c") - 1]
+        if image == "missing":
             sys.exit("docker: Error response from daemon: no such image")
-        name = f"container{len(list(HOME.glob('*.files'))) + 1}"
+        name = rest[rest.index("--name") + 1]
         start(name)
-        print(name)
+        if image == "slow":
+            signal.pause()
+        print("0123abcd")
     elif verb == "exec":
-        settings = []
+        settings: list[str] = []
+        data = None if "--interactive" in rest[:1] else subprocess.DEVNULL
         while rest[0].startswith("--"):
             option = rest.pop(0)
             if option == "--env":
@@ -61,8 +66,10 @@ def main() -> None:
         first = (HOME / f"{name}.pid").read_text().split()[1]
         enter = ["nsenter", "-t", first, "-U", "-m", "-p", "-r", "-w", "--preserve-credentials"]
         # In a process of its own: where this one is killed, it still waits for what it started.
-        done = subprocess.run([*enter, "env", *settings, *IN_APP, *rest], check=False)
-        sys.exit(done.returncode)
+        done = subprocess.run([*enter, "env", *settings, *IN_APP, *rest], stdin=data, check=False)
+        sys.exit(128 - done.returncode if done.returncode < 0 else done.returncode)
+    elif verb == "inspect":
+        print("true" if (HOME / f"{rest[-1]}.pid").exists() else "false")
     elif verb == "restart":
         if not (HOME / f"{rest[-1]}.pid").exists():
             sys.exit("Error response from daemon: no such container")

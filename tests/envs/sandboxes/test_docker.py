@@ -1,7 +1,9 @@
 """Containers through the command line of docker, with a stand-in for it on PATH."""
 
 import json
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import mini_container
 import pytest
 
 from envs.sandboxes import docker, opening
-from envs.sandboxes.contract import Order, SandboxFault
+from envs.sandboxes.contract import Order, Ran, SandboxFault
 
 pytestmark = pytest.mark.timeout(30)
 HELPERS = Path(__file__).parents[2] / "helpers"
@@ -28,8 +30,19 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("FAKE_DOCKER", str(tmp_path))
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
     yield log
-    for left in tmp_path.glob("container*.pid"):  # what a failing test has left
+    for left in tmp_path.glob("*.pid"):  # what a failing test has left
         docker._Client("docker").call(["rm", "--force", left.stem], 10)
+
+
+def name_of(started: list[str]) -> str:
+    """The name in a call of `docker run`."""
+    return started[started.index("--name") + 1]
+
+
+def only_name(log: Path) -> str:
+    """The name of the one container that runs."""
+    (file,) = log.parent.glob("*.pid")
+    return file.stem
 
 
 def called(log: Path) -> list[list[str]]:
@@ -46,11 +59,12 @@ def test_a_container_has_labels_limits_a_lifetime_and_no_network(calls: Path):
         ran = lease.sandbox.exec("cat > /dev/null; echo $X; pwd; exit 4", 5, {"X": "1"}, False)
         assert (ran.status, ran.stdout) == (4, "1\n/app\n")
     started = called(calls)[0]
-    assert started[-2:] == ["debian:12", "91"] and "--rm" in started
+    assert started[-5:-3] == ["debian:12", "-c"] and "--rm" in started
     text = " ".join(started)
+    assert "--pids-limit 512" in text
     assert "--network none" in text and "--cpus 2" in text and "--memory 512m" in text
     assert "--label honesmith=1 --label task=t" in text
-    assert called(calls)[-1] == ["rm", "--force", "container1"]
+    assert called(calls)[-1] == ["rm", "--force", name_of(started)]
     assert list(calls.parent.glob("*.pid")) == []
 
 
@@ -58,6 +72,61 @@ def test_a_task_that_says_so_has_the_network(calls: Path):
     with opening.opened({"provider": "docker"}, Order(image="x", network=True)):
         pass
     assert "--network bridge" in " ".join(called(calls)[0])
+    assert "--memory 4096m" in " ".join(called(calls)[0])  # where the task names none
+
+
+def test_a_container_ends_at_one_second_however_often_it_starts(calls: Path):
+    with opening.opened({"provider": "docker"}, ORDER) as lease:
+        lease.sandbox.end_processes()
+    started = called(calls)[0]
+    assert abs(int(started[-1]) - time.time() - 90.5) < 20
+    first = [started[started.index("--entrypoint") + 1], *started[-4:-1]]
+    assert (
+        subprocess.run([*first, str(int(time.time()) - 1)], timeout=4, check=False).returncode == 0
+    )
+    again = subprocess.run([*first, str(int(time.time()) + 1)], timeout=4, check=False)
+    assert again.returncode == 0
+
+
+@pytest.mark.parametrize("status", [1, 125, 126, 127, 137, 255])
+def test_no_status_and_no_words_of_the_agent_are_taken_for_a_fault_of_docker(
+    status: int, calls: Path
+):
+    command = f"echo Error response from daemon: gone >&2; printf out; exit {status}"
+    with opening.opened({"provider": "docker"}, ORDER) as lease:
+        ran = lease.sandbox.exec(command, 5, {}, False)
+        assert ran == Ran(status, "out", "Error response from daemon: gone\n", False)
+
+
+def test_a_command_that_kills_all_it_can_has_failed_and_the_container_lives(calls: Path):
+    with opening.opened({"provider": "docker"}, ORDER) as lease:
+        assert lease.sandbox.exec("kill -9 -1", 5, {}, False).status == 137
+        assert lease.sandbox.exec("echo on", 5, {}, False).stdout == "on\n"
+
+
+@pytest.mark.parametrize("command", ["echo \0", "echo \ud800", "true " + "'" * 200_000])
+def test_a_command_that_no_shell_can_be_given_is_not_run_and_says_so(command: str, calls: Path):
+    with opening.opened({"provider": "docker"}, ORDER) as lease:
+        ran = lease.sandbox.exec(command, 5, {}, False)
+        assert ran.status == 126 and "the command was not run: it " in ran.stderr
+        long = "printf %s '" + "é" * 50_000 + "' | wc -c"
+        assert lease.sandbox.exec(long, 5, {}, False).stdout.strip() == "100000"
+        with pytest.raises(SandboxFault):
+            lease.sandbox.exec("true", 5, {"A": "\0"}, False)
+
+
+def test_a_container_of_which_docker_says_nothing_is_removed(
+    calls: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(docker, "START_SECONDS", 1.0)
+    with (
+        pytest.raises(SandboxFault, match="docker run took longer than 1 s"),
+        opening.opened({"provider": "docker"}, Order(image="slow")),
+    ):
+        pass
+    started, removed = called(calls)
+    assert removed == ["rm", "--force", name_of(started)]
+    assert list(calls.parent.glob("*.pid")) == []
 
 
 def test_what_the_agent_left_is_ended_by_a_restart_and_its_files_stay(calls: Path):
@@ -77,7 +146,7 @@ def test_an_image_that_is_not_there_and_a_container_that_is_lost_are_faults(call
     ):
         pass
     with opening.opened({"provider": "docker"}, ORDER) as lease:
-        docker._Client("docker").call(["rm", "--force", "container1"], 10)
+        docker._Client("docker").call(["rm", "--force", only_name(calls)], 10)
         with pytest.raises(SandboxFault, match="the container is lost"):
             lease.sandbox.exec("true", 5, {}, False)
 
