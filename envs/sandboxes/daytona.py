@@ -11,7 +11,7 @@ from typing import Any
 
 from envs.json_types import JsonObject
 from envs.sandboxes.contract import LABEL, Order, Ran, SandboxFault
-from envs.sandboxes.remote import RemoteSandbox, opened, text_option
+from envs.sandboxes.remote import RemoteSandbox, text_option
 
 PACKAGE, KEY = "daytona", "DAYTONA_API_KEY"
 RELEASE = "daytona==0.226.1"  # tried with
@@ -38,7 +38,7 @@ def open(options: JsonObject, order: Order) -> RemoteSandbox:
     except Exception as error:
         _give_back_unready(module, name)
         raise _fault("no sandbox", error) from error
-    return opened(_rented(sandbox, order))
+    return _rented(sandbox, order, name)
 
 
 def _parameters(module: Any, options: JsonObject, order: Order, name: str) -> Any:
@@ -66,7 +66,7 @@ def _parameters(module: Any, options: JsonObject, order: Order, name: str) -> An
     return module.CreateSandboxFromImageParams(image=order.image, resources=resources, **common)
 
 
-def _rented(sandbox: Any, order: Order) -> RemoteSandbox:
+def _rented(sandbox: Any, order: Order, name: str) -> RemoteSandbox:
     """Return a sandbox of the package as ours."""
 
     def run(text: str, seconds: float, variables: Mapping[str, str]) -> Ran:
@@ -93,7 +93,7 @@ def _rented(sandbox: Any, order: Order) -> RemoteSandbox:
         except Exception as error:
             raise _fault("the sandbox was not deleted", error) from error
 
-    return RemoteSandbox(order, run, upload, give_back)
+    return RemoteSandbox(order, run, upload, give_back, name)
 
 
 def _give_back_unready(module: Any, name: str) -> None:

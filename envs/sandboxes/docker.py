@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from envs.json_types import JsonObject
 from envs.sandboxes.contract import LABEL, Order, Ran, SandboxFault, kept
-from envs.sandboxes.remote import SHELL_SECONDS, RemoteSandbox, opened, text_option
+from envs.sandboxes.remote import SHELL_SECONDS, RemoteSandbox, text_option
 
 PROGRAMS = {"docker": "DOCKER_HOST", "podman": "CONTAINER_HOST"}  # and where its daemon is
 START_SECONDS = 300.0  # an image may have to be fetched
@@ -73,7 +73,7 @@ def open(options: JsonObject, order: Order) -> RemoteSandbox:
         with contextlib.suppress(SandboxFault):
             container.close()
         raise
-    return opened(container)
+    return container
 
 
 def _start_arguments(order: Order, name: str) -> list[str]:

@@ -4,6 +4,7 @@ secret E2B_API_KEY; E2B_DOMAIN may be a secret too.
 E2B starts templates, not images: `image` of [adapter.sandbox] names one.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import math
@@ -13,11 +14,13 @@ from typing import Any
 
 from envs.json_types import JsonObject
 from envs.sandboxes.contract import LABEL, Order, Ran, SandboxFault
-from envs.sandboxes.remote import RemoteSandbox, opened, text_option
+from envs.sandboxes.remote import RemoteSandbox, text_option
 
 PACKAGE, KEY = "e2b", "E2B_API_KEY"
 RELEASE = "e2b==2.63.0"  # tried with
+ORDERED = f"{LABEL}-order"  # the metadata by which a sandbox is found that may have been made
 USER = "root"  # of every command, as in a container
+REFUSALS = range(400, 500)  # statuses after which there is no sandbox
 START_SECONDS, CLOSE_SECONDS, UPLOAD_SECONDS = 120.0, 30.0, 60.0
 
 
@@ -38,19 +41,22 @@ def problem(options: JsonObject) -> str:
 def open(options: JsonObject, order: Order) -> RemoteSandbox:
     """Rent a sandbox that the provider kills when its lifetime is over. Raises SandboxFault."""
     module = importlib.import_module(PACKAGE)
+    ordered = os.urandom(8).hex()
     try:
         sandbox = module.Sandbox.create(
             template=order.image,
             timeout=math.ceil(order.lifetime_s),
-            metadata={LABEL: "1", **order.labels},
+            metadata={LABEL: "1", **order.labels, ORDERED: ordered},
             envs=dict(order.variables),
             allow_internet_access=order.network,
             request_timeout=START_SECONDS,
             retries=0,  # tried again by `opening`
         )
     except Exception as error:
+        if _status(error) not in REFUSALS:
+            _kill_unready(module, ordered)
         raise _fault("no sandbox", error) from error
-    return opened(_rented(module, sandbox, order))
+    return _rented(module, sandbox, order)
 
 
 def _rented(module: Any, sandbox: Any, order: Order) -> RemoteSandbox:
@@ -80,12 +86,29 @@ def _rented(module: Any, sandbox: Any, order: Order) -> RemoteSandbox:
         except Exception as error:
             raise _fault("the sandbox was not killed", error) from error
 
-    return RemoteSandbox(order, run, upload, give_back)
+    return RemoteSandbox(order, run, upload, give_back, sandbox.sandbox_id)
+
+
+def _kill_unready(module: Any, ordered: str) -> None:
+    """Kill the sandbox of this order, if it was made although the order failed."""
+    # Whatever the package raises: where it cannot be reached, the sandbox's lifetime holds.
+    with contextlib.suppress(Exception):
+        query = module.SandboxQuery(metadata={ORDERED: ordered})
+        pages = module.Sandbox.list(query=query, request_timeout=CLOSE_SECONDS)
+        while pages.has_next:
+            for found in pages.next_items():
+                module.Sandbox.kill(found.sandbox_id, request_timeout=CLOSE_SECONDS)
 
 
 def _fault(what: str, error: Exception) -> SandboxFault:
     """Return the fault for an error of the package."""
+    status = _status(error)
+    return SandboxFault(f"e2b: {what}: {error}"[:400], retryable=status == 429 or status >= 500)
+
+
+def _status(error: Exception) -> int:
+    """Return the HTTP status for which the package raised an error; 0 for none."""
+    if type(error).__name__ == "RateLimitException":
+        return 429
     status = getattr(error, "status_code", None)
-    limited = type(error).__name__ == "RateLimitException"
-    busy = limited or status == 429 or (isinstance(status, int) and status >= 500)
-    return SandboxFault(f"e2b: {what}: {error}"[:400], retryable=busy)
+    return status if isinstance(status, int) else 0

@@ -5,7 +5,6 @@ POSIX shell. An agent that is root in its sandbox can change the shell itself: w
 no safer than the task's own image.
 """
 
-import contextlib
 import shlex
 import time
 from collections.abc import Callable, Mapping
@@ -129,7 +128,8 @@ class RemoteSandbox:
     closed: bool = field(default=False, init=False)
 
     def prepare(self) -> None:
-        """Make the folders of a task, and note which processes are there before any command."""
+        """Make the folders of a task, and note which processes are there before any command.
+        Called by `opening`, before anything else. Raises SandboxFault."""
         folder = shlex.quote(self.order.workdir or ".")
         text = f"mkdir -p {folder} /logs/agent /logs/verifier && command -v bash >/dev/null"
         said = self._shell(
@@ -198,18 +198,6 @@ class RemoteSandbox:
             said = (ran.stderr or ran.stdout).strip()[-200:]
             raise SandboxFault(f"the sandbox could not be {done} (status {ran.status}): {said}")
         return ran
-
-
-def opened(sandbox: RemoteSandbox) -> RemoteSandbox:
-    """Prepare a sandbox that was just opened, and return it; one that cannot be prepared is given
-    back. Raises SandboxFault."""
-    try:
-        sandbox.prepare()
-    except BaseException:
-        with contextlib.suppress(SandboxFault):
-            sandbox.close()
-        raise
-    return sandbox
 
 
 def _unfit(text: str) -> str:

@@ -19,6 +19,10 @@ class RateLimitException(Exception):
     pass
 
 
+class ServiceBusyException(Exception):
+    status_code = 503
+
+
 class CommandExitException(Exception):
     def __init__(self, exit_code: int, stdout: str, stderr: str) -> None:
         super().__init__(f"status {exit_code}")
@@ -32,12 +36,19 @@ class Api:
         self.container = container
         self.created: list[dict[str, Any]] = []
         self.failures: list[Exception] = []
-        self.killed = 0
+        self.killed: list[str] = []
+        self.living: dict[str, dict[str, str]] = {}  # the metadata of each sandbox
+        self.lists = 0
 
     def create(self, **fields: Any) -> Any:
         self.created.append(fields)
+        name = f"sandbox{len(self.created)}"
         if self.failures:
-            raise self.failures.pop(0)
+            failure = self.failures.pop(0)
+            if isinstance(failure, ServiceBusyException):  # it is made all the same
+                self.living[name] = fields["metadata"]
+            raise failure
+        self.living[name] = fields["metadata"]
 
         def run(text: str, envs: dict[str, str], user: str, timeout: float) -> Any:
             done = self.container.run(text, envs)
@@ -49,12 +60,35 @@ class Api:
         def write(path: str, data: bytes, **_: Any) -> None:
             self.container.run(f"cat >{path}", data=data)
 
-        def kill(request_timeout: float) -> None:
-            self.killed += 1
-
         return SimpleNamespace(
-            commands=SimpleNamespace(run=run), files=SimpleNamespace(write=write), kill=kill
+            sandbox_id=name,
+            commands=SimpleNamespace(run=run),
+            files=SimpleNamespace(write=write),
+            kill=lambda request_timeout: self.kill(name, request_timeout),
         )
+
+    def kill(self, sandbox_id: str, request_timeout: float) -> None:
+        self.killed.append(sandbox_id)
+        self.living.pop(sandbox_id)
+
+    def list(self, query: Any, request_timeout: float) -> Any:
+        """Two pages, the first of which is empty."""
+        self.lists += 1
+        found = [
+            SimpleNamespace(sandbox_id=name)
+            for name, metadata in self.living.items()
+            if query.metadata.items() <= metadata.items()
+        ]
+        pages = SimpleNamespace(has_next=True)
+        left = [found, []]
+
+        def next_items() -> Any:
+            page = left.pop()
+            pages.has_next = bool(left)
+            return page
+
+        pages.next_items = next_items
+        return pages
 
 
 @pytest.fixture
@@ -64,6 +98,7 @@ def api(container: MiniContainer, monkeypatch: pytest.MonkeyPatch) -> Api:
     module.__spec__ = importlib.machinery.ModuleSpec("e2b", None)
     module.Sandbox = made
     module.CommandExitException = CommandExitException
+    module.SandboxQuery = SimpleNamespace
     monkeypatch.setitem(sys.modules, "e2b", module)
     monkeypatch.setenv("E2B_API_KEY", "k")
     monkeypatch.setattr(opening, "FIRST_WAIT_S", 0.001)
@@ -83,9 +118,10 @@ def test_a_sandbox_is_marked_ends_by_itself_and_has_no_network(api: Api):
         assert lease.sandbox.read("/tests/none", 5) is None
         lease.sandbox.end_processes()
     (made,) = api.created
+    assert made["metadata"].pop("honesmith-order")
     assert made["metadata"] == {"honesmith": "1", "task": "t"} and made["timeout"] == 91
     assert made["template"] == "my-template" and made["allow_internet_access"] is False
-    assert api.killed == 1
+    assert api.killed == ["sandbox1"]
 
 
 def test_a_limit_of_the_cloud_is_waited_for_and_a_refusal_is_not(api: Api):
@@ -96,6 +132,19 @@ def test_a_limit_of_the_cloud_is_waited_for_and_a_refusal_is_not(api: Api):
     with pytest.raises(SandboxFault, match="e2b: no sandbox: 401"), opening.opened(OPTIONS, ORDER):
         pass
     assert len(api.created) == 3
+
+
+def test_a_sandbox_that_was_made_although_its_order_failed_is_killed_before_the_next(api: Api):
+    api.living["of another"] = {"honesmith": "1", "task": "t"}
+    api.failures = [ServiceBusyException("come again")]
+    with opening.opened(OPTIONS, ORDER):
+        assert api.killed == ["sandbox1"] and api.lists == 1
+        assert list(api.living) == ["of another", "sandbox2"]
+    orders = [made["metadata"]["honesmith-order"] for made in api.created]
+    assert len(set(orders)) == 2
+    api.failures = [RateLimitException("slower")]  # a refusal: none can be there
+    with opening.opened(OPTIONS, ORDER):
+        assert api.lists == 1
 
 
 def test_what_is_missing_is_said_before_a_push(monkeypatch: pytest.MonkeyPatch):

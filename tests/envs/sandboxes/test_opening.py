@@ -16,6 +16,8 @@ class Cloud:
         self.tries = 0
         self.closed = 0
         self.fails_to_close = 0
+        self.ran: list[str] = []
+        self.said = Ran(0)
 
     def problem(self, options: JsonObject) -> str:
         return ""
@@ -24,13 +26,20 @@ class Cloud:
         self.tries += 1
         if self.faults:
             raise self.faults.pop(0)
-        return RemoteSandbox(order, lambda *_: Ran(0), lambda *_: None, self.close)
+        return RemoteSandbox(order, self.run, lambda *_: None, self.close, f"box{self.tries}")
+
+    def run(self, text: str, *_: object) -> Ran:
+        self.ran.append(text)
+        return self.said
 
     def close(self) -> None:
         if self.fails_to_close:
             self.fails_to_close -= 1
             raise SandboxFault("busy")
         self.closed += 1
+
+
+CLOUD: JsonObject = {"provider": "cloud"}
 
 
 @pytest.fixture
@@ -76,6 +85,57 @@ def test_it_is_given_back_whatever_ends_the_rollout(error: type[BaseException], 
     with pytest.raises(error), opening.opened({"provider": "cloud"}, Order()):
         raise error("over")
     assert cloud.closed == 1
+
+
+def test_a_sandbox_that_cannot_be_prepared_is_given_back(cloud: Cloud):
+    cloud.said = Ran(127, "", "bash: not found")
+    with pytest.raises(SandboxFault, match="not found"), opening.opened(CLOUD, Order()):
+        pass
+    assert (cloud.tries, cloud.closed) == (1, 1)
+
+
+def test_a_rollout_that_was_told_to_end_orders_nothing_more(cloud: Cloud):
+    cloud.faults = [busy() for _ in range(10_000)]
+    watch = opening.Watch(told=lambda: cloud.tries == 2)
+    with (
+        pytest.raises(SandboxFault, match="the rollout was ended"),
+        opening.opened(CLOUD, Order(), watch),
+    ):
+        pass
+    assert cloud.tries == 2
+
+
+def test_a_sandbox_is_handed_over_before_it_is_asked_anything(cloud: Cloud):
+    held: list[object] = []
+
+    def hold(sandbox: object) -> None:
+        assert cloud.ran == []
+        held.append(sandbox)
+
+    with opening.opened(CLOUD, Order(), opening.Watch(hold=hold)) as lease:
+        assert held == [lease.sandbox] and cloud.ran != []
+
+
+def test_a_sandbox_that_nobody_takes_charge_of_is_given_back(cloud: Cloud):
+    def hold(sandbox: object) -> None:
+        raise ValueError("over")
+
+    with pytest.raises(ValueError), opening.opened(CLOUD, Order(), opening.Watch(hold=hold)):
+        pass
+    assert cloud.closed == 1 and cloud.ran == []
+
+
+def test_a_sandbox_that_is_not_given_back_is_named(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+):
+    cloud.fails_to_close = 1
+    with opening.opened(CLOUD, Order()):
+        pass
+    assert capsys.readouterr().err == ""
+    cloud.fails_to_close = 2
+    with opening.opened(CLOUD, Order()):
+        pass
+    assert capsys.readouterr().err == "sandbox box2 was not given back: busy\n"
 
 
 WRONG = {

@@ -11,7 +11,7 @@ import pytest
 from mini_container import MiniContainer
 
 from envs.sandboxes.contract import KEPT_BYTES, Order, Ran, SandboxFault
-from envs.sandboxes.remote import RemoteSandbox, opened
+from envs.sandboxes.remote import RemoteSandbox
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -25,9 +25,9 @@ def sandbox(container: MiniContainer) -> RemoteSandbox:
     def upload(path: str, data: bytes) -> None:
         container.run(f"cat >{shlex.quote(path)}", data=data)
 
-    return opened(
-        RemoteSandbox(Order(workdir="/app", variables={"A": "1"}), run, upload, lambda: None)
-    )
+    made = RemoteSandbox(Order(workdir="/app", variables={"A": "1"}), run, upload, lambda: None)
+    made.prepare()
+    return made
 
 
 def test_a_command_gives_its_status_both_streams_and_sees_its_variables(sandbox: RemoteSandbox):
@@ -45,7 +45,8 @@ def test_commands_run_where_the_image_says_if_the_task_does_not(container: MiniC
         done = container.run(f"cd /solution; {text}")
         return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
 
-    sandbox = opened(RemoteSandbox(Order(), run, lambda *_: None, lambda: None))
+    sandbox = RemoteSandbox(Order(), run, lambda *_: None, lambda: None)
+    sandbox.prepare()
     assert sandbox.workdir == "/solution"
     assert sandbox.exec("pwd", 5, {}, grading=False).stdout == "/solution\n"
 
@@ -171,17 +172,26 @@ def test_a_process_that_looks_dead_or_has_a_false_name_is_ended(
     assert threads(container) == []
 
 
-def test_a_sandbox_without_bash_is_given_back_and_named():
-    given_back: list[int] = []
+def test_a_sandbox_without_bash_says_so():
     sandbox = RemoteSandbox(
-        Order(),
-        lambda *_: Ran(127, "", "bash: not found"),
-        lambda *_: None,
-        lambda: given_back.append(1),
+        Order(), lambda *_: Ran(127, "", "bash: not found"), lambda *_: None, lambda: None
     )
     with pytest.raises(SandboxFault, match=r"could not be prepared .*bash: not found"):
-        opened(sandbox)
-    assert given_back == [1]
+        sandbox.prepare()
+
+
+@pytest.mark.parametrize("command", ["echo \0", "echo \ud800", "true " + "x" * 200_000])
+def test_a_command_that_no_shell_can_be_given_asks_the_provider_for_nothing(command: str):
+    asked: list[str] = []
+
+    def run(text: str, *_: object) -> Ran:
+        asked.append(text)
+        return Ran(0)
+
+    sandbox = RemoteSandbox(Order(), run, lambda *_: None, lambda: None)
+    ran = sandbox.exec(command, 5, {}, grading=False)
+    assert ran.status == 126 and "the command was not run: it " in ran.stderr
+    assert asked == []
 
 
 def test_it_is_given_back_once_and_again_only_if_that_failed():
