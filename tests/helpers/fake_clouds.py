@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
 from mini_container import MiniContainer
 
@@ -26,6 +26,7 @@ class FakeCloud(ThreadingHTTPServer):
 
     Attributes:
         failures: statuses with which the next requests for a sandbox are answered.
+        late_failures: the same, but the sandbox is made all the same.
         seen: the requests, "METHOD path" each.
     """
 
@@ -37,6 +38,7 @@ class FakeCloud(ThreadingHTTPServer):
         self.created: list[Any] = []
         self.open: dict[str, MiniContainer] = {}
         self.failures: list[int] = []
+        self.late_failures: list[int] = []
         self.seen: list[str] = []
         self.ended: list[str] = []
 
@@ -50,6 +52,12 @@ class FakeCloud(ThreadingHTTPServer):
         name = f"sandbox{len(self.created)}"
         self.open[name] = MiniContainer(self.folder / name)
         return name
+
+    def named(self, wanted: dict[str, str]) -> list[str]:
+        """The living sandboxes with this metadata; its names and values are quoted."""
+        pairs = {unquote(name): unquote(value) for name, value in wanted.items()}
+        asked = {name: self.created[int(name.removeprefix("sandbox")) - 1] for name in self.open}
+        return [name for name in asked if pairs.items() <= asked[name]["metadata"].items()]
 
     def end(self, name: str) -> None:
         """End a sandbox."""
@@ -97,10 +105,16 @@ class _Handler(BaseHTTPRequestHandler):
             asked = json.loads(body)
             asked["key"] = self.headers.get("Authorization") or self.headers.get("X-API-Key")
             name = self.server.create(asked)
+            if self.server.late_failures:
+                self._json(self.server.late_failures.pop(0), {"message": "lost", "code": 1})
+                return
             if parts.path == "/sandbox":
                 self._json(200, _as_daytona(name, asked, self.server.url))
             else:
                 self._json(201, _as_e2b(name))
+        elif self.command == "GET" and parts.path == "/v2/sandboxes":
+            wanted = dict(parse_qsl(parse_qs(parts.query).get("metadata", [""])[0]))
+            self._json(200, [_as_listed(name) for name in self.server.named(wanted)])
         elif match := re.fullmatch(r"/sandbox(?:es)?/(\w+)", parts.path):
             self._one(match[1])
         elif match := re.fullmatch(r"/toolbox/(\w+)/process/execute", parts.path):
@@ -223,4 +237,20 @@ def _as_e2b(name: str) -> dict[str, Any]:
         "envdVersion": "0.5.0",
         "envdAccessToken": "e",
         "domain": None,
+    }
+
+
+def _as_listed(name: str) -> dict[str, Any]:
+    """What E2B says of one in a list."""
+    return {
+        "sandboxID": name,
+        "templateID": "t",
+        "clientID": "c",
+        "startedAt": "2026-01-01T00:00:00Z",
+        "endAt": "2026-01-01T01:00:00Z",
+        "cpuCount": 1,
+        "memoryMB": 512,
+        "diskSizeMB": 512,
+        "state": "running",
+        "envdVersion": "0.5.0",
     }
