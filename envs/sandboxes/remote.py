@@ -164,7 +164,7 @@ class RemoteSandbox:
 
     def read(self, path: str, most: int) -> bytes | None:
         """Return a regular file that is no link; None if there is none."""
-        ran = self.run(_READ.format(path=shlex.quote(path), most=most), SHELL_SECONDS, {})
+        ran = self._asked(_READ.format(path=shlex.quote(path), most=most))
         if ran.status == MISSING:
             return None
         if ran.status in (NO_FILE, TOO_LARGE):
@@ -190,10 +190,18 @@ class RemoteSandbox:
             self.give_back()
             self.closed = True
 
+    def _asked(self, text: str) -> Ran:
+        """Run a command line of our own. Raises SandboxFault, also where a path in it cannot be
+        passed to a shell."""
+        fault = _unfit(text)
+        if fault:
+            raise SandboxFault(f"a command line of ours cannot be passed: {fault}")
+        return self.run(text, SHELL_SECONDS, {})
+
     def _shell(self, text: str, done: str) -> Ran:
         """Run a command line of our own. Raises SandboxFault if it fails; `done` says in its
         message what the sandbox could not be."""
-        ran = self.run(text, SHELL_SECONDS, {})
+        ran = self._asked(text)
         if ran.status != 0:
             said = (ran.stderr or ran.stdout).strip()[-200:]
             raise SandboxFault(f"the sandbox could not be {done} (status {ran.status}): {said}")

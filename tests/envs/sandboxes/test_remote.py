@@ -194,6 +194,19 @@ def test_a_command_that_no_shell_can_be_given_asks_the_provider_for_nothing(comm
     assert asked == []
 
 
+@pytest.mark.parametrize("path", ["/tests/a\0b", "/tests/\ud800"])
+def test_a_path_that_no_shell_can_be_given_is_a_fault(path: str):
+    def run(text: str, *_: object) -> Ran:
+        raise AssertionError(text)
+
+    sandbox = RemoteSandbox(Order(), run, lambda *_: None, lambda: None)
+    for ask in (lambda: sandbox.read(path, 5), lambda: sandbox.remove(path)):
+        with pytest.raises(SandboxFault, match="cannot be passed"):
+            ask()
+    with pytest.raises(SandboxFault, match="cannot be passed"):
+        sandbox.write(path, b"")
+
+
 def test_it_is_given_back_once_and_again_only_if_that_failed():
     tries: list[int] = []
 
