@@ -101,6 +101,10 @@ class Guard:
         signal.signal(signal.SIGTERM, lambda *_: None)
         threading.Thread(target=self._wait, args=(reader,), daemon=True).start()
 
+    def was_told(self) -> bool:
+        """Whether the signal has come."""
+        return self._told.is_set()
+
     def hold(self, sandbox: Sandbox) -> None:
         """Take charge of an open sandbox. Raises RolloutFault if the signal has come already."""
         self._sandbox = sandbox
@@ -161,9 +165,9 @@ def play(task: HarborTask, options: Options, settings: EnvSettings, guard: "Guar
     assert settings.rollout is not None  # the format has a program
     seconds = settings.rollout.seconds
     end = time.monotonic() + seconds - SPARE_S
-    with opening.opened(options.sandbox, _order(task, seconds)) as lease:
+    watch = opening.Watch(guard.was_told, guard.hold)
+    with opening.opened(options.sandbox, _order(task, seconds), watch) as lease:
         sandbox = lease.sandbox
-        guard.hold(sandbox)
         clock = Clock(end, _agent_end(task, options, end))
         tests = list(task.files("tests"))  # read before anybody acts who could hide them
         for name, data in task.environment_files:
