@@ -143,10 +143,12 @@ def facts_of(home: Home, host: Host) -> HostFacts:
     check yet."""
     facts = find_facts(home, host)
     if facts is None:
+        goes_to = f" A single run that is submitted goes to {host.failover} instead."
         raise UserError(
             "HOST_UNUSABLE",
             f"the host {host.name} is not set up",
-            hint=f"Run `honesmith hosts setup {host.name}` once.",
+            hint=f"Run `honesmith hosts setup {host.name}` once."
+            + (goes_to if host.failover else ""),
             field="settings.compute",
         )
     return facts

@@ -306,6 +306,11 @@ def _read_host(path: Path, name: str, table: Any) -> Host:
         is_allowed, in_words = _RULES[key]
         if not is_allowed(value):
             raise invalid(path, field_name, "cannot be used", f"{key} must be {in_words}.")
+    if table.get("failover") == f"{kind}:{name}":
+        field_name = f"hosts.{name}.failover"
+        raise invalid(
+            path, field_name, "is the host itself", "Name another place, or leave it out."
+        )
     common_values = {key: value for key, value in table.items() if key not in kind_keys}
     if kind == SSH:
         return Host(**{"name": name, "ssh": name, **common_values})

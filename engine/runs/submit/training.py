@@ -129,7 +129,7 @@ def _queue(
     Returns the run's row, warnings about the request, and its exam: what its held-out tasks can
     show (None if the run has no such tasks). Raises the errors that `submit` lists for new runs.
     """
-    plan, warnings = _placed(home, request)
+    plan, warnings, moved = _placed(home, request)
     warnings += admit_cost(home, store, request, plan.forecast.estimate)
     parent, parent_warnings = full_parent(store, request)
     warnings += parent_warnings
@@ -154,35 +154,38 @@ def _queue(
     warnings += first_doubts(exam)
     files = files_of(config_of(request, plan, parent), plan, contamination_report)
     row = store.insert_run(new_run(request, plan, parent), files.writer(home))
+    if moved:
+        outcome.note_event(home.run(row.run_id), "passed_over", moved)
     return row, warnings, exam
 
 
-def _placed(home: Home, request: TrainRequest) -> tuple[ResolvedTraining, list[str]]:
+def _placed(home: Home, request: TrainRequest) -> tuple[ResolvedTraining, list[str], str]:
     """Resolve and admit a training run where it is asked for or, if that place cannot take it, at
     the place's `failover`.
 
-    Returns the run, and warnings, among them where it goes instead. Raises the errors of `resolve`
-    and `admit` for the place that was asked for, if no other can take it.
+    Returns the run, warnings, and why it goes to another place than the one that was asked for; ""
+    if it does not. Raises the errors of `resolve` and `admit` for the place that was asked for, if
+    no other can take it.
     """
     place = compute_of(request.settings)
-    passed: list[str] = []
-    first_error: UserError | None = None
+    errors: dict[str, UserError] = {}  # by place, in the order in which they were asked
     while True:
         placed = replace(request, settings={**request.settings, "compute": place})
         try:
-            plan = resolve(home, placed if passed else request, start_models.model_to_train)
+            plan = resolve(home, placed if errors else request, start_models.model_to_train)
             warnings = admit(home, request, plan)
         except UserError as error:
+            errors[place] = error
             is_of_place = error.code in _FAULTS_OF_PLACE
-            first_error = first_error or error
-            passed.append(place)
-            place = place_after(home, place, passed) if is_of_place else ""
+            place = place_after(home, place, list(errors)) if is_of_place else ""
             if not place:
-                raise first_error from None
+                raise next(iter(errors.values())) from None
             continue
-        if first_error is not None:
-            warnings.insert(0, f"{passed[0]} cannot take it ({first_error.message}): to {place}")
-        return plan, warnings
+        if not errors:
+            return plan, warnings, ""
+        passed = "; ".join(f"{name} cannot take it ({e.message})" for name, e in errors.items())
+        moved = f"{passed}: it goes to {place}"
+        return plan, [moved, *warnings], moved
 
 
 def full_parent(store: Store, request: TrainRequest) -> tuple[str, list[str]]:

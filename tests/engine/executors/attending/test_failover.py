@@ -331,12 +331,15 @@ def test_a_run_is_put_at_the_failover_of_a_host_that_is_not_set_up(
     run = home.run(reply["run_id"])
     assert row_of(home, run).compute == "local"
     assert read_json(run.config)["settings"]["compute"] == "local"
-    assert "ssh:a cannot take it (the host a is not set up): to local" in reply["warnings"]
+    passed = "ssh:a cannot take it (the host a is not set up): it goes to local"
+    assert passed in reply["warnings"]
+    (event,) = [line for line in read_lines(run.events)[0] if line["event"] == "passed_over"]
+    assert event["message"] == passed
     with pytest.raises(UserError, match="the host b is not set up"):  # nor is the next one
         submit(home, TrainRequest(env, "pebble", "sft", {"compute": "ssh:b", "steps": 4}))
 
 
-@pytest.mark.parametrize("place", ["box", "ssh:", "local:box", 3, "sky:a b"])
+@pytest.mark.parametrize("place", ["box", "ssh:", "local:box", 3, "sky:a b", "ssh:a"])
 def test_a_failover_that_is_no_place_is_refused(home: Home, place: object):
     value = json.dumps(place)
     home.config_file.write_text(f"[hosts.a]\nfailover = {value}\n")
