@@ -155,7 +155,9 @@ def test_a_process_that_looks_dead_or_has_a_false_name_is_ended(
     how: str, begin: str, sandbox: RemoteSandbox, container: MiniContainer
 ):
     program, name = HIDING[how]
-    command = shlex.join([sys.executable, "-I", "-S", "-c", program])
+    # Not through a virtual environment: the container's /tmp hides one that is below it.
+    interpreter = os.path.realpath(sys.executable)
+    command = shlex.join([interpreter, "-I", "-S", "-c", program])
     if name:
         command += " $'" + "".join(f"\\x{byte:02x}" for byte in os.fsencode(name)) + "'"
     command = f"setsid {command} >/dev/null 2>&1 & until [ -e /tmp/ready ]; do sleep 0.01; done"
