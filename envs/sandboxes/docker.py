@@ -55,7 +55,7 @@ def problem(options: JsonObject) -> str:
 def open(options: JsonObject, order: Order) -> RemoteSandbox:
     """Start a container that does nothing but end after its lifetime. Raises SandboxFault.
 
-    It has a name of ours, by which it is removed where docker has not said that it runs.
+    It has a name of ours, by which it is removed where docker has not answered that it runs.
     """
     fault = problem(options)
     if fault:
@@ -144,10 +144,10 @@ class _Container(RemoteSandbox):
         mark = os.urandom(16).hex()
         command = ["exec", "--interactive", *settings, self.name, "sh", "-c", _REPORT, "sh", mark]
         done = self.client.done(command, seconds, text.encode())
-        said, found, status = done.stdout.rpartition(f"\n{mark} ".encode())
+        output, is_marked, status = done.stdout.rpartition(f"\n{mark} ".encode())
         errors = kept(done.stderr)
-        if done.returncode == 0 and found and status.strip().isdigit():
-            return Ran(int(status), kept(said), errors)
+        if done.returncode == 0 and is_marked and status.strip().isdigit():
+            return Ran(int(status), kept(output), errors)
         # `kill -9 -1` ends the shell that reports too.
         if done.returncode in SIGNALLED and self._runs():
             return Ran(done.returncode, kept(done.stdout), errors)

@@ -96,8 +96,8 @@ def _kill_unready(module: Any, ordered: str) -> None:
         query = module.SandboxQuery(metadata={ORDERED: ordered})
         pages = module.Sandbox.list(query=query, request_timeout=CLOSE_SECONDS)
         while pages.has_next:
-            for found in pages.next_items():
-                module.Sandbox.kill(found.sandbox_id, request_timeout=CLOSE_SECONDS)
+            for lost in pages.next_items():
+                module.Sandbox.kill(lost.sandbox_id, request_timeout=CLOSE_SECONDS)
 
 
 def _fault(what: str, error: Exception) -> SandboxFault:

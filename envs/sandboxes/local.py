@@ -102,12 +102,12 @@ class LocalSandbox:
             finally:
                 os.close(writer)
             timed_out = _wait(process, seconds)
-            said, complained = _text_of(output), _text_of(errors)
+            text, error_text = _text_of(output), _text_of(errors)
             refused = refusal.read(1000).decode("utf-8", "replace")
         if refused:
             raise SandboxFault(f"a command could not be boxed in: {refused}")
         status = process.returncode
-        return Ran(128 - status if status < 0 else status, said, complained, timed_out)
+        return Ran(128 - status if status < 0 else status, text, error_text, timed_out)
 
     def _start(
         self,

@@ -132,10 +132,10 @@ class RemoteSandbox:
         Called by `opening`, before anything else. Raises SandboxFault."""
         folder = shlex.quote(self.order.workdir or ".")
         text = f"mkdir -p {folder} /logs/agent /logs/verifier && command -v bash >/dev/null"
-        said = self._shell(
+        ran = self._shell(
             f"{text} && command -v timeout >/dev/null && cd {folder} && pwd", "prepared"
         )
-        self.workdir = said.stdout.strip()
+        self.workdir = ran.stdout.strip()
         self.known = self._shell(_LIST, "looked at").stdout.strip()
 
     def exec(
@@ -203,8 +203,8 @@ class RemoteSandbox:
         message what the sandbox could not be."""
         ran = self._asked(text)
         if ran.status != 0:
-            said = (ran.stderr or ran.stdout).strip()[-200:]
-            raise SandboxFault(f"the sandbox could not be {done} (status {ran.status}): {said}")
+            output = (ran.stderr or ran.stdout).strip()[-200:]
+            raise SandboxFault(f"the sandbox could not be {done} (status {ran.status}): {output}")
         return ran
 
 

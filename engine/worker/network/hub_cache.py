@@ -326,7 +326,7 @@ class _Waits(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.waiting: list[str] = []
 
     def __torch_dispatch__(
         self,
@@ -338,7 +338,7 @@ class _Waits(TorchDispatchMode):
         """Run the operation and look at what it is."""
         result = func(*args, **(kwargs or {}))
         if str(func).startswith(WAITING) or _chooses(func, args) or _crosses(args, result):
-            self.found.append(str(func))
+            self.waiting.append(str(func))
         return result
 
 
@@ -453,8 +453,8 @@ class FixedSteps:
         waits = _Waits()
         with waits:
             logits = _beside(self._compute, self._mask.device)
-        if waits.found:
-            self.why_not = f"a step needs {waits.found[0]}, for which the host waits"
+        if waits.waiting:
+            self.why_not = f"a step needs {waits.waiting[0]}, for which the host waits"
         return logits
 
     def _following(self) -> torch.Tensor:

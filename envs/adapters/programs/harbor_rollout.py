@@ -380,10 +380,10 @@ def _graded(
     if ran.status > 128:  # by what the agent wrote, which they ran
         raise RolloutFault(f"the tests were ended by signal {ran.status - 128}")
     scores = read_rewards(sandbox)
-    said = (ran.stdout + ran.stderr).strip()[-300:]
+    output = (ran.stdout + ran.stderr).strip()[-300:]
     if scores is None:
         text = f"the tests wrote no {REWARD_TEXT} and no {REWARD_JSON}"
-        raise RolloutFault(f"{text} (exit status {ran.status}): {said}")
+        raise RolloutFault(f"{text} (exit status {ran.status}): {output}")
     if options.reward_key not in scores:
         names = ", ".join(sorted(scores)) or "nothing"
         raise RolloutFault(f"reward.json has {names}, not {options.reward_key} (reward_key)")

@@ -114,13 +114,7 @@ def test_a_refusal_and_a_lost_command_are_faults_that_say_so(api: Api):
     assert len(api.created) == 2  # a command is not run twice
 
 
-def test_what_is_missing_is_said_before_a_push(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("DAYTONA_API_KEY", raising=False)
-    monkeypatch.setitem(sys.modules, "daytona", None)
-    assert "put daytona==" in daytona.problem({})
-    module = types.ModuleType("daytona")
-    module.__spec__ = importlib.machinery.ModuleSpec("daytona", None)
-    monkeypatch.setitem(sys.modules, "daytona", module)
-    assert 'secrets = ["DAYTONA_API_KEY"]' in daytona.problem({})
-    monkeypatch.setenv("DAYTONA_API_KEY", "k")
-    assert daytona.problem({}) == ""
+def test_what_is_missing_is_said_before_a_push(problems: Any):
+    package, key, nothing = problems(daytona, "DAYTONA_API_KEY", {})
+    assert "put daytona==" in package and 'secrets = ["DAYTONA_API_KEY"]' in key
+    assert nothing == ""

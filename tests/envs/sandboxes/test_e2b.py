@@ -147,14 +147,8 @@ def test_a_sandbox_that_was_made_although_its_order_failed_is_killed_before_the_
         assert api.lists == 1
 
 
-def test_what_is_missing_is_said_before_a_push(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("E2B_API_KEY", raising=False)
-    monkeypatch.setitem(sys.modules, "e2b", None)
-    assert "put e2b==" in e2b.problem({})
-    module = types.ModuleType("e2b")
-    module.__spec__ = importlib.machinery.ModuleSpec("e2b", None)
-    monkeypatch.setitem(sys.modules, "e2b", module)
-    assert 'secrets = ["E2B_API_KEY"]' in e2b.problem({})
-    monkeypatch.setenv("E2B_API_KEY", "k")
-    assert "starts templates, not images" in e2b.problem({})
+def test_what_is_missing_is_said_before_a_push(problems: Any):
+    package, key, image = problems(e2b, "E2B_API_KEY", {})
+    assert "put e2b==" in package and 'secrets = ["E2B_API_KEY"]' in key
+    assert "starts templates, not images" in image
     assert e2b.problem({"image": "t"}) == ""
